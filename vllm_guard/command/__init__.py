@@ -1,0 +1,1 @@
+"""The vLLM command line as vLLM itself reads it: pure."""

@@ -1,0 +1,1 @@
+"""Readers of this host: NVML, processes, memory, devices, the vLLM install."""

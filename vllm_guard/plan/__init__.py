@@ -1,0 +1,1 @@
+"""The budget, the batch, the gates and the decision: pure."""

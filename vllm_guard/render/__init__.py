@@ -1,0 +1,1 @@
+"""A decision as text, bars and JSON."""
