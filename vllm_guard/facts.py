@@ -10,16 +10,24 @@ from typing import Final, Literal
 
 ProcessKind = Literal["compute", "graphics", "mps"]
 
-# The variables that change which devices vLLM takes or how much it may have; they travel with a snapshot.
-DECIDING_VARIABLES: Final = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "VLLM_USE_V2_MODEL_RUNNER",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-    "CUDA_DEVICE_MEMORY_LIMIT",
-    "VLLM_ATTENTION_BACKEND",
+_DECIDING_VARIABLES: Final = frozenset(
+    (
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "VLLM_USE_V2_MODEL_RUNNER",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "CUDA_DEVICE_MEMORY_LIMIT",
+        "VLLM_ATTENTION_BACKEND",
+    )
 )
+# HAMi gives each device its own variable, numbered as the container sees them.
+_NUMBERED_LIMIT: Final = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_[0-9]{1,4}")
+
+
+def decides(name: str) -> bool:
+    """Whether this environment variable changes which devices vLLM takes or how much it may have: those travel with a snapshot."""
+    return name in _DECIDING_VARIABLES or _NUMBERED_LIMIT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card or a MIG slice whose memory could be read. `free_bytes` is NVML's free, or host memory on a unified board."""
+    """A card or a MIG slice whose memory could be read. `free_bytes` is NVML's free, or host memory on a unified board.
+
+    A slice carries the `nvml_index` of its card.
+    """
 
     nvml_index: int
     uuid: str
@@ -109,7 +120,7 @@ class Claim:
 class NvmlFault:
     """Why NVML as a whole could not be used."""
 
-    reason: Literal["driver", "no_gpu"]
+    reason: Literal["driver", "no_gpu", "device_missing"]
     message: str
     fix: str
 
@@ -132,7 +143,9 @@ class Facts:
 class Device:
     """A device that the command will use, in rank order: a card, a MIG slice, or the host memory of the CPU build.
 
-    `tier_total_bytes` is the total that decides vLLM's batch defaults: the parent's for a MIG slice.
+    `tier_total_bytes` and `tier_name` are what decides vLLM's batch defaults, the same on every device of a command: total and name of its first
+    visible device, the parent's total for a MIG slice, 0 where it could not be read. `ranks` is how many ranks of this command share the device:
+    more than one only on a NUMA node of the CPU build.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -148,6 +161,8 @@ class Device:
     processes: tuple[GpuProcess, ...] = ()
     claimed_bytes: int = 0
     unified: bool = False
+    tier_name: str = ""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
