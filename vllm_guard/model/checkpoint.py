@@ -1,0 +1,24 @@
+"""What was found of a model's files: types only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the model's folder says. `weight_files_bytes` is the smaller of the index's total and the sizes of the shards that it names, None when unknown."""
+
+    folder: str
+    config: Mapping[str, Any]
+    weight_files_bytes: int | None
+    weights_unknown_because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownCheckpoint:
+    """Nothing can be said about the model, and why."""
+
+    because: str

@@ -1,0 +1,129 @@
+"""The files of a model, read as hostile data: config.json, and how many bytes of safetensors the checkpoint names. The only file reader here."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
+from vllm_guard.units import MIB
+
+_LARGEST_CONFIG_BYTES: Final = 4 * MIB
+_LARGEST_INDEX_BYTES: Final = 64 * MIB
+_MOST_SHARDS: Final = 10_000
+_INDEX: Final = "model.safetensors.index.json"
+_SINGLE: Final = "model.safetensors"
+
+
+def read_model(model: str | None, revision: str | None, download_dir: str | None, environ: Mapping[str, str]) -> Checkpoint | UnknownCheckpoint:
+    """The files of a local folder, or of a model in the Hugging Face cache. Never raises and never uses the network."""
+    if model is None:
+        return UnknownCheckpoint("the model cannot be told from the command line")
+    folder = model_folder(model, revision, download_dir, environ)
+    if isinstance(folder, UnknownCheckpoint):
+        return folder
+    config = _read_json_object(folder / "config.json", _LARGEST_CONFIG_BYTES)
+    if isinstance(config, str):
+        return UnknownCheckpoint(f"{folder / 'config.json'}: {config}")
+    weights = _weight_files_bytes(folder)
+    if isinstance(weights, str):
+        return Checkpoint(str(folder), config, None, weights)
+    return Checkpoint(str(folder), config, weights)
+
+
+def model_folder(model: str, revision: str | None, download_dir: str | None, environ: Mapping[str, str]) -> Path | UnknownCheckpoint:
+    """The folder that vLLM would load from without a download: the path itself, or the snapshot in the Hugging Face cache (huggingface_hub constants.py)."""
+    try:
+        if os.path.isdir(model):  # noqa: PTH112 - a model name may hold bytes that Path refuses later; isdir never raises on them
+            return Path(model)
+        if model.count("/") > 1 or model.startswith((".", "/", "~")) or "\0" in model:
+            return UnknownCheckpoint(f"no such folder: {model!r}")
+        repository = _cache_root(download_dir, environ) / ("models--" + model.replace("/", "--"))
+        commit = _commit(repository, revision or "main")
+        snapshot = repository / "snapshots" / commit
+        return snapshot if snapshot.is_dir() else UnknownCheckpoint(f"{model!r} is not on this disk yet")
+    except (OSError, ValueError) as error:
+        return UnknownCheckpoint(f"{model!r} cannot be looked up: {error}")
+
+
+def _cache_root(download_dir: str | None, environ: Mapping[str, str]) -> Path:
+    if download_dir:
+        return Path(download_dir)
+    if environ.get("HF_HUB_CACHE"):
+        return Path(environ["HF_HUB_CACHE"]).expanduser()
+    home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118 - as huggingface_hub joins it
+    return Path(home).expanduser() / "hub"
+
+
+def _commit(repository: Path, revision: str) -> str:
+    """The commit of a branch or tag, or the revision itself when it is no ref."""
+    if ".." in revision or revision.startswith("/"):
+        return "unknown"
+    text = _read_bytes(repository / "refs" / revision, 256)
+    return text.decode("ascii", "replace").strip().replace("/", "_") if isinstance(text, bytes) else revision
+
+
+def _weight_files_bytes(folder: Path) -> int | str:
+    """Bytes of the checkpoint, or why they are unknown."""
+    if not (folder / _INDEX).exists():
+        return _sizes_bytes(folder, [_SINGLE])
+    index = _read_json_object(folder / _INDEX, _LARGEST_INDEX_BYTES)
+    if isinstance(index, str):
+        return f"{_INDEX}: {index}"
+    metadata, weight_map = index.get("metadata"), index.get("weight_map")
+    declared = metadata.get("total_size") if isinstance(metadata, dict) else None
+    declared_bytes = declared if isinstance(declared, int) and not isinstance(declared, bool) and declared > 0 else None
+    shards = sorted({name for name in weight_map.values() if isinstance(name, str)}) if isinstance(weight_map, dict) else []
+    on_disk = _sizes_bytes(folder, shards) if shards else "the index names no shards"
+    if isinstance(on_disk, int):
+        return on_disk if declared_bytes is None else min(on_disk, declared_bytes)
+    return on_disk if declared_bytes is None else declared_bytes
+
+
+def _sizes_bytes(folder: Path, names: Iterable[str]) -> int | str:
+    """The sizes of plain files of this folder, added up; links are followed, because the Hugging Face cache is made of them."""
+    total = 0
+    for count, name in enumerate(names):
+        if count >= _MOST_SHARDS:
+            return f"the index names more than {_MOST_SHARDS} shards"
+        if "/" in name or "\0" in name or name in {"", ".", ".."}:
+            return f"the index names {name!r}, which is no file of this folder"
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            return f"{name} is not in the folder"
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} is not a plain file"
+        total += status.st_size
+    return total
+
+
+def _read_json_object(path: Path, largest_bytes: int) -> dict[str, Any] | str:
+    """A JSON object, or why there is none."""
+    data = _read_bytes(path, largest_bytes)
+    if isinstance(data, str):
+        return data
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return "is not JSON"
+    return value if isinstance(value, dict) else "is not a JSON object"
+
+
+def _read_bytes(path: Path, largest_bytes: int) -> bytes | str:
+    """The bytes of a plain file that is not larger than this, or why they were not read; a pipe or device never blocks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a plain file"
+        if status.st_size > largest_bytes:
+            return f"is larger than {largest_bytes} bytes"
+        return file.read(largest_bytes)

@@ -1,0 +1,166 @@
+"""The batch budget: what vLLM itself would choose for `max_num_batched_tokens`, and whether that needs a cap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from vllm_guard.facts import Device
+from vllm_guard.model.config import ModelTraits
+from vllm_guard.plan.defaults import CPU_MAX_NUM_BATCHED_TOKENS, CPU_MAX_NUM_SEQS, Behaviour
+from vllm_guard.plan.policy import Policy
+from vllm_guard.units import GIB
+
+_SMALL_CARD_BYTES: Final = 8 * GIB
+_SMALL_CARD_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAsk:
+    """What the command and the model say about batches. None is "not given" or "not known"."""
+
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_model_len: int | None
+    chunked_prefill: bool | None
+    disable_chunked_mm_input: bool
+    throughput_mode: bool
+    speculative: bool
+    pooling: bool
+    prefix_caching: bool
+    expert_all2all: bool
+    world: int
+    traits: ModelTraits | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChoice:
+    """What one release takes, given values included; the batch budget is None when it cannot be known."""
+
+    max_num_batched_tokens: int | None
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The effective values, and the batch budget to emit: None when nothing is emitted, and why."""
+
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    emit: int | None
+    because: str
+
+
+def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
+    """vLLM's own rule of this release, given values included: tier, throughput mode, chunked prefill, R * L (engine/arg_utils.py)."""
+    tokens, seqs = _tier(row, device, ask.world)
+    factor = 2 if ask.throughput_mode else 1
+    tokens, seqs = tokens * factor, (seqs * factor if ask.max_num_seqs is None else ask.max_num_seqs)
+    if ask.max_num_batched_tokens is not None:
+        own: int | None = ask.max_num_batched_tokens
+    elif ask.expert_all2all or (row.prefix_lm_raises_batch and ask.traits is not None and ask.traits.prefix_lm):
+        own = None
+    else:
+        own = _follow_lengths(row, ask, tokens, seqs)
+    if ask.max_num_seqs is None and row.default_seqs_are_clipped and own is not None:
+        seqs = min(seqs, own)
+    return OwnChoice(own, seqs)
+
+
+def _tier(row: Behaviour, device: Device, world: int) -> tuple[int, int]:
+    if device.kind == "cpu":
+        return CPU_MAX_NUM_BATCHED_TOKENS * world, CPU_MAX_NUM_SEQS * world
+    total = 0 if device.unified else device.tier_total_bytes or device.nvml_total_bytes
+    a100 = "a100" in (device.tier_name or device.name).lower()
+    tier = next(tier for tier in row.tiers if total >= tier.at_least_total_bytes and not (a100 and tier.not_a100))
+    return tier.max_num_batched_tokens, tier.max_num_seqs
+
+
+def _follow_lengths(row: Behaviour, ask: BatchAsk, tokens: int, seqs: int) -> int | None:
+    unchunked = ask.chunked_prefill is False or (ask.traits is not None and ask.traits.encoder_decoder)
+    if ask.max_model_len is None:
+        return None if unchunked else tokens
+    if unchunked:
+        tokens = max(ask.max_model_len, tokens)
+    return min(seqs * ask.max_model_len, tokens) if row.batch_follows_lengths else tokens
+
+
+def decide_batch(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Policy, *, starved: bool) -> BatchPlan:
+    """Whether to cap the batch budget, and why or why not. `starved`: the launch would fail, or its pool would miss one full sequence."""
+    choices = [own_choice(row, device, ask) for row in rows]
+    same = choices[0] if len(set(choices)) == 1 else None
+    kept = BatchPlan(
+        same.max_num_batched_tokens if same else ask.max_num_batched_tokens,
+        same.max_num_seqs if same else ask.max_num_seqs,
+        None,
+        "",
+    )
+    wish = _wish(rows, device, ask, policy, starved=starved)
+    if isinstance(wish, str):
+        return replace(kept, because=wish)
+    target, because = wish
+    unsafe = capping_is_unsafe(rows, ask)
+    if unsafe is not None:
+        return replace(kept, because=f"not capped at {target}: {unsafe}")
+    seqs = max(choice.max_num_seqs for choice in choices)
+    if target < seqs:
+        target, because = seqs, f"{because}; not below --max-num-seqs {seqs}"
+    if any((choice.max_num_batched_tokens or 0) <= target for choice in choices):
+        return replace(kept, because=f"not capped: it may not be below --max-num-seqs {seqs}")
+    return BatchPlan(target, seqs, target, because)
+
+
+def _wish(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Policy, *, starved: bool) -> tuple[int, str] | str:
+    """The cap that is wanted with its reason, or why none is."""
+    own = _least_own(rows, device, ask)
+    if device.kind == "cpu":
+        return "the CPU build's batch budget is left alone"
+    if policy.batched_tokens == "off" or "batched_tokens" not in policy.levers:
+        return "left alone by the guard's settings"
+    if ask.max_num_batched_tokens is not None:
+        return _wish_for_given(rows, device, ask, ask.max_num_batched_tokens, starved=starved)
+    if own is None:
+        return "vLLM's own choice is not known for this model and release"
+    if isinstance(policy.batched_tokens, int):
+        if own <= policy.batched_tokens:
+            return f"vLLM's own choice {own} is within the ceiling {policy.batched_tokens}"
+        return policy.batched_tokens, f"batched_tokens sets a ceiling, vLLM would take {own}"
+    if ask.traits is None:
+        return "without a readable config.json nothing is known"
+    if device.nvml_total_bytes < _SMALL_CARD_BYTES and own > _SMALL_CARD_TOKENS:
+        return _SMALL_CARD_TOKENS, f"the card has less than 8 GiB and vLLM would take {own}"
+    return f"vLLM's own choice {own} is kept"
+
+
+def _wish_for_given(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, given: int, *, starved: bool) -> tuple[int, str] | str:
+    """A given value stays, but for one that follows a long context and starves the pool."""
+    own = _least_own(rows, device, replace(ask, max_num_batched_tokens=None))
+    if starved and ask.max_model_len is not None and own is not None and given >= ask.max_model_len and given > own:
+        return own, f"the given {given} follows --max-model-len {ask.max_model_len} and leaves too little for the KV cache; vLLM alone would take {own}"
+    return f"the given {given} stays"
+
+
+def _least_own(rows: Sequence[Behaviour], device: Device, ask: BatchAsk) -> int | None:
+    """The smallest choice that a release of these rows may make; None when one of them is unknown."""
+    owns = [own_choice(row, device, ask).max_num_batched_tokens for row in rows]
+    known = [own for own in owns if own is not None]
+    return min(known) if len(known) == len(owns) else None
+
+
+def capping_is_unsafe(rows: Sequence[Behaviour], ask: BatchAsk) -> str | None:
+    """Why an explicit batch budget could break this command, or None. An explicit value switches off the raises that vLLM makes itself."""
+    traits = ask.traits
+    if ask.chunked_prefill is False:
+        return "chunked prefill is off, so a batch must hold a whole sequence"
+    if ask.pooling or (traits is not None and not traits.generates):
+        return "a pooling model may run without chunked prefill"
+    if traits is not None and traits.encoder_decoder:
+        return "encoder-decoder models run without chunked prefill"
+    if ask.disable_chunked_mm_input or (traits is not None and traits.prefix_lm):
+        return "a multimodal item cannot be split, and must fit into one batch"
+    if ask.speculative:
+        return "speculative decoding takes slots from the batch"
+    if traits is not None and traits.hybrid and ask.prefix_caching and any(row.hybrid_batch_floor for row in rows):
+        return "this release needs a batch of at least the hybrid model's block size"
+    return None

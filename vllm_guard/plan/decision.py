@@ -1,0 +1,130 @@
+"""What the guard decides, as types: it starts, it does not fit, or it could not be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm_guard.facts import Device, Warn
+from vllm_guard.units import ExitCode
+
+Outcome = Literal["pass", "fail", "uncertain", "unknown"]
+GateName = Literal["free_memory", "cache_blocks", "one_sequence"]
+Source = Literal["argv", "yaml", "vllm_default", "guard"]
+RefusalReason = Literal["gpu_busy", "model_too_large", "below_min_free", "below_min_kv_cache", "below_min_utilization"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One of vLLM's start-up gates on the device where it is tightest; sizes in bytes, None where nothing is known."""
+
+    gate: GateName
+    outcome: Outcome
+    have_bytes: int | None
+    need_bytes: int | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A part of what must be there, for evidence that adds up."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The effective value of one of vLLM's settings; `given` is what the user wrote."""
+
+    value: object
+    given: object
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One rewritten flag."""
+
+    dest: str
+    before: str | None
+    after: str
+    because: str
+
+    @property
+    def flag(self) -> str:
+        """The flag as vLLM spells it."""
+        return "--" + self.dest.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """One device with what is set aside on it; `budget_bytes` is what is left for vLLM's budget, and may be negative."""
+
+    device: Device
+    start_overhead_bytes: int
+    outside_budget_bytes: int
+    margin_bytes: int
+    budget_bytes: int
+    gpu_memory_utilization: float | None
+    limiting: bool
+
+    @property
+    def unaccounted_bytes(self) -> int:
+        """Occupied memory that no listed process explains: total - reserved - free - listed. Negative when processes share pages."""
+        device = self.device
+        listed = sum(process.used_bytes or 0 for process in device.processes)
+        return device.nvml_total_bytes - (device.driver_reserved_bytes or 0) - device.free_bytes - listed
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Everything that was weighed, whatever the verdict."""
+
+    devices: tuple[DevicePlan, ...]
+    settings: Mapping[str, Setting]
+    changes: tuple[Change, ...]
+    gates: tuple[Gate, ...]
+    warnings: tuple[Warn, ...]
+    fixes: tuple[str, ...]
+    unchanged_because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """vLLM starts, with the changes of the assessment."""
+
+    assessment: Assessment
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """vLLM would fail, or the operator's thresholds say no. `have_bytes` is free memory of the device at index `device`, or the budget that
+    a ceiling leaves there (`capped`); `needs` add up to what is needed of it.
+    """
+
+    assessment: Assessment
+    reason: RefusalReason
+    exit_code: Literal[ExitCode.REFUSED_FOR_NOW, ExitCode.REFUSED_FOR_GOOD]
+    device: int
+    have_bytes: int
+    needs: tuple[Need, ...]
+    capped: bool
+
+    @property
+    def need_bytes(self) -> int:
+        """All needs together."""
+        return sum(need.size_bytes for need in self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """No verdict, because a device could not be read."""
+
+    reason: Literal["driver", "no_gpu", "device_missing"]
+    message: str
+    fix: str
+
+
+Decision = Launch | Refusal | Unmeasured
