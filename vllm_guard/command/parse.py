@@ -1,0 +1,154 @@
+"""What the words after `vllm serve` mean to a release of vLLM. Pure: the text of a `--config` file comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeVar
+
+from vllm_guard.command.config_file import ConfigError, parse_config
+from vllm_guard.command.options import Option, read_options
+from vllm_guard.command.tokens import Word, config_word, prepare
+from vllm_guard.command.values import parse_value
+from vllm_guard.command.walk import Use, Walk, walk
+from vllm_guard.facts import Release, Warn
+
+_MAX_REJECTION_CHARACTERS: Final = 200
+_APPENDING: Final = frozenset({"middleware"})  # the only dest that collects its repetitions; of all others the last one counts
+
+_Default = TypeVar("_Default")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that the user gave: as vLLM reads it, as it was written (`true` and `false` for flags), and where."""
+
+    value: object
+    text: str
+    source: Literal["argv", "yaml"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A vLLM command line understood. `given` has what the user gave by dest, the last one where there are several.
+
+    `model` is None when none is given or when it cannot be told from the value of an option in `unknown`. `rejection` says why vLLM will answer
+    with an error; an unknown option alone never does, because the release may be newer than the guard.
+    """
+
+    argv: tuple[str, ...]
+    model: str | None
+    given: Mapping[str, Given]
+    unknown: tuple[str, ...] = ()
+    rejection: str | None = None
+    asks_help: bool = False
+    warnings: tuple[Warn, ...] = ()
+
+    def integer(self, dest: str, default: _Default) -> int | _Default:
+        """The integer given for dest, else the default."""
+        value = self._value(dest)
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def number(self, dest: str) -> float | None:
+        """The number given for dest; it may be nan or out of vLLM's range."""
+        value = self._value(dest)
+        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def text(self, dest: str) -> str | None:
+        """The text given for dest."""
+        value = self._value(dest)
+        return value if isinstance(value, str) else None
+
+    def flag(self, dest: str) -> bool | None:
+        """True or False where the user gave the flag or its opposite."""
+        value = self._value(dest)
+        return value if isinstance(value, bool) else None
+
+    def _value(self, dest: str) -> object:
+        given = self.given.get(dest)
+        return given.value if given else None
+
+
+def config_path(argv: Sequence[str], release: Release | None) -> str | None:
+    """The FILE of `--config FILE`, the only form that vLLM reads, so that the caller can pass its text to `parse`."""
+    word = config_word(argv, release)
+    return word.text if word else None
+
+
+def parse(argv: Sequence[str], release: Release | None, config_text: str | None = None) -> Command:
+    """What the words after `serve` mean. Total: whatever vLLM would answer with an error ends in `rejection`, everything else is still understood.
+
+    `config_text` is what the file of `config_path` holds, None when it could not be read: then a warning says that its values are unknown.
+    """
+    problems: list[str] = []
+    config_words = None
+    if config_text is not None:
+        try:
+            config_words = parse_config(config_text, release)
+        except ConfigError as error:
+            problems.append(f"the --config file: {error}")
+    prepared = prepare(argv, release, config_words)
+    walked = walk(prepared.words, read_options(release))
+    given, bad_values = _given(walked.uses, release)
+    model = walked.positionals[0].text if walked.positionals else None
+    if model is None and not walked.loose and "model" in given:
+        model = given["model"].text
+    problems += [*prepared.problems, *walked.problems, *bad_values, *_strays(walked)]
+    unknown = tuple(name.key for name in walked.unknown)
+    return Command(
+        argv=tuple(argv),
+        model=model,
+        given=MappingProxyType(given),
+        unknown=unknown,
+        rejection=problems[0][:_MAX_REJECTION_CHARACTERS] if problems else None,
+        asks_help="help" in given or "--version" in unknown,
+        warnings=_warnings(given, config_unread=config_word(argv, release) is not None and config_text is None),
+    )
+
+
+def _given(uses: Sequence[Use], release: Release | None) -> tuple[dict[str, Given], list[str]]:
+    given: dict[str, Given] = {}
+    problems: list[str] = []
+    for use in uses:
+        option = use.option
+        if option.arity in ("1", "+") and not use.values:
+            continue
+        try:
+            value = _value_of(option, use.values, release)
+        except ValueError as error:
+            problems.append(f"{option.name}: {error}")
+            continue
+        if option.dest in _APPENDING and option.dest in given:
+            value = (*_items(given[option.dest].value), *_items(value))
+        text = " ".join(word.text for word in use.values) if option.arity != "0" else str(option.turns_on).lower()
+        given[option.dest] = Given(value, text, "yaml" if use.flag.yaml else "argv")
+    return given, problems
+
+
+def _value_of(option: Option, words: Sequence[Word], release: Release | None) -> object:
+    values = tuple(parse_value(option, word.text, release) for word in words)
+    if option.arity == "0":
+        return option.turns_on
+    if option.arity == "+" or option.dest in _APPENDING:
+        return values
+    return values[0] if values else True  # a `?` without a value
+
+
+def _items(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _strays(walked: Walk) -> list[str]:
+    """Words beyond the model. They are not repeated: a second value of `--api-key=` would be one of them. Pythons differ about a spare `--`."""
+    extra = sum(word.text != "--" for word in walked.positionals[1:])
+    return [f"{extra} word(s) beside the model belong to no option"] if extra > 0 else []
+
+
+def _warnings(given: Mapping[str, Given], *, config_unread: bool) -> tuple[Warn, ...]:
+    warnings: list[Warn] = []
+    if "config" in given:
+        warnings.append(Warn("config_ignored", "vLLM reads a config file only as two words, --config FILE: this one is ignored"))
+    if config_unread:
+        warnings.append(Warn("config_unread", "the --config file was not read: what it sets is unknown"))
+    return tuple(warnings)
