@@ -13,29 +13,33 @@ _FIRST_WITH_GATE: Final = Release(0, 21)
 def choose_nodes(host: Host, ranks: int, release: Release | None) -> Chosen | Elsewhere:
     """One device per NUMA node that the ranks use; rank i counts against node i modulo the nodes.
 
-    Total and free are the node's, at most the cgroup's limit, as vLLM counts them. A host whose nodes are unknown is one node. Elsewhere before
-    0.21.0, whose CPU build measures nothing; an unknown release is taken for a later one.
+    Total and free are the node's, which the reader counted as vLLM does. A host whose nodes are unknown is one node of at most the cgroup's limit.
+    Elsewhere before 0.21.0, whose CPU build measures nothing; an unknown release is taken for a later one.
     """
     if release is not None and release < _FIRST_WITH_GATE:
         return Elsewhere(Warn("cpu_build_without_gate", f"the CPU build of vLLM {release} measures no memory at start, so nothing was changed"))
     nodes = [node for node in host.nodes if node.total_bytes > 0]  # a node without memory (a device, a hot-plug slot) takes no rank
     if not nodes:
-        nodes = [NumaNode(0, host.memory_total_bytes, host.memory_available_bytes)]
+        nodes = [_whole(host)]
     used = nodes[:ranks]
-    devices = (_device(ordinal, node, host, len(range(ordinal, ranks, len(nodes)))) for ordinal, node in enumerate(used))
+    devices = (_device(ordinal, node, len(range(ordinal, ranks, len(nodes)))) for ordinal, node in enumerate(used))
     return Chosen(tuple(devices), ranks)
 
 
-def _device(ordinal: int, node: NumaNode, host: Host, ranks: int) -> Device:
-    total_bytes = node.total_bytes if host.cgroup_limit_bytes is None else min(node.total_bytes, host.cgroup_limit_bytes)
+def _whole(host: Host) -> NumaNode:
+    limit_bytes = host.memory_total_bytes if host.cgroup_limit_bytes is None else min(host.memory_total_bytes, host.cgroup_limit_bytes)
+    return NumaNode(0, limit_bytes, min(host.memory_available_bytes, limit_bytes))
+
+
+def _device(ordinal: int, node: NumaNode, ranks: int) -> Device:
     return Device(
         kind="cpu",
         ordinal=ordinal,
         nvml_index=None,
         uuid=None,
         name=f"NUMA node {node.node}",
-        nvml_total_bytes=total_bytes,
-        free_bytes=min(node.available_bytes, total_bytes),
-        tier_total_bytes=total_bytes,
+        nvml_total_bytes=node.total_bytes,
+        free_bytes=min(node.available_bytes, node.total_bytes),
+        tier_total_bytes=node.total_bytes,
         ranks=ranks,
     )

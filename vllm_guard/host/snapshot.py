@@ -1,0 +1,183 @@
+"""`Facts` as the JSON document of `vllm-guard snapshot`, and back. A document that is read is anybody's data: every value is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from vllm_guard.errors import UsageError
+from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, NvmlFault, UnreadableGpu, decides
+
+SCHEMA_VERSION: Final = 1
+_MOST_ITEMS: Final = 10_000
+_CAPABILITY: Final = re.compile(r"(\d{1,3})\.(\d{1,3})")
+_Item = TypeVar("_Item")
+
+
+def facts_document(facts: Facts, own_user: str | None, *, with_commands: bool) -> dict[str, Any]:
+    """The facts as JSON values. Without `with_commands` no user name and no command line of another user is in it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "taken_at": facts.taken_at,
+        "vllm_version": facts.vllm_version,
+        "vllm_device": facts.vllm_device,
+        "environment": dict(facts.environment),
+        "host": asdict(facts.host),
+        "gpus": [_gpu_document(gpu, own_user, with_commands=with_commands) for gpu in facts.gpus],
+        "nvml_fault": None if facts.nvml_fault is None else asdict(facts.nvml_fault),
+        "claims": [asdict(claim) for claim in facts.claims],
+    }
+
+
+def _gpu_document(gpu: Gpu | UnreadableGpu, own_user: str | None, *, with_commands: bool) -> dict[str, Any]:
+    if isinstance(gpu, UnreadableGpu):
+        return {**asdict(gpu), "unreadable": True}
+    capability = None if gpu.compute_capability is None else ".".join(map(str, gpu.compute_capability))
+    kept = [process if with_commands or process.user == own_user else replace(process, user=None, command=None) for process in gpu.processes]
+    return {**asdict(gpu), "compute_capability": capability, "processes": [asdict(process) for process in kept]}
+
+
+def parse_facts(document: object, caller_environment: Mapping[str, str]) -> Facts:
+    """The facts of a document. The caller's environment counts only where the document has none. Raises UsageError for anything else than a snapshot."""
+    root = _Reader(document, "snapshot")
+    if root.number("schema_version") != SCHEMA_VERSION:
+        raise root.wrong(key="schema_version", what=f"is not {SCHEMA_VERSION}")
+    given = root.get("environment")
+    environment = caller_environment if given is None else _Reader(given, "snapshot.environment").texts()
+    fault = root.get("nvml_fault")
+    return Facts(
+        taken_at=root.text("taken_at", ""),
+        vllm_version=root.optional_text("vllm_version"),
+        vllm_device=root.text("vllm_device", "cuda"),
+        host=_parse_host(root.child("host")),
+        gpus=root.each("gpus", _parse_gpu),
+        nvml_fault=None if fault is None else _parse_fault(_Reader(fault, "nvml_fault")),
+        claims=root.each("claims", _parse_claim),
+        environment=MappingProxyType({name: value for name, value in environment.items() if decides(name)}),
+    )
+
+
+def _parse_host(host: _Reader) -> Host:
+    return Host(
+        memory_total_bytes=host.number("memory_total_bytes"),
+        memory_available_bytes=host.number("memory_available_bytes"),
+        cgroup_limit_bytes=host.optional_number("cgroup_limit_bytes"),
+        wsl=host.get("wsl") is True,
+        pid_namespace_initial=host.get("pid_namespace_initial") is not False,
+        nodes=host.each("nodes", lambda node: NumaNode(node.number("node"), node.number("total_bytes"), node.number("available_bytes"))),
+    )
+
+
+def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
+    if gpu.get("unreadable") is True:
+        return UnreadableGpu(gpu.number("nvml_index"), gpu.optional_text("uuid"), gpu.optional_text("name"), gpu.text("message"), gpu.text("fix"))
+    total = gpu.number("nvml_total_bytes")
+    if total == 0:
+        raise gpu.wrong(key="nvml_total_bytes", what="is not above 0")
+    return Gpu(
+        nvml_index=gpu.number("nvml_index"),
+        uuid=gpu.text("uuid"),
+        name=gpu.text("name"),
+        nvml_total_bytes=total,
+        free_bytes=gpu.number("free_bytes"),
+        driver_reserved_bytes=gpu.optional_number("driver_reserved_bytes"),
+        compute_capability=_parse_capability(gpu.get("compute_capability")),
+        processes=gpu.each("processes", _parse_process),
+        processes_unreadable=gpu.optional_text("processes_unreadable"),
+        unified=gpu.get("unified") is True,
+        mig_parent_uuid=gpu.optional_text("mig_parent_uuid"),
+        mig_parent_total_bytes=gpu.optional_number("mig_parent_total_bytes"),
+    )
+
+
+def _parse_process(process: _Reader) -> GpuProcess:
+    kind = process.text("kind", "compute")
+    age = process.get("age_seconds")
+    return GpuProcess(
+        pid=process.number("pid"),
+        kind="graphics" if kind == "graphics" else "mps" if kind == "mps" else "compute",
+        name=process.text("name", ""),
+        user=process.optional_text("user"),
+        command=process.optional_text("command"),
+        used_bytes=process.optional_number("used_bytes"),
+        age_seconds=float(age) if isinstance(age, int | float) else None,
+        container=process.optional_text("container"),
+        unit=process.optional_text("unit"),
+        vllm=process.get("vllm") is True,
+        orphan=process.get("orphan") is True,
+        exiting=process.get("exiting") is True,
+    )
+
+
+def _parse_claim(claim: _Reader) -> Claim:
+    return Claim(claim.text("uuid"), claim.number("promised_bytes"), claim.number("used_bytes"), claim.number("pid"))
+
+
+def _parse_fault(fault: _Reader) -> NvmlFault:
+    return NvmlFault("no_gpu" if fault.text("reason") == "no_gpu" else "driver", fault.text("message"), fault.text("fix"))
+
+
+def _parse_capability(value: object) -> tuple[int, int] | None:
+    match = _CAPABILITY.fullmatch(value) if isinstance(value, str) else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+class _Reader:
+    """One object of the document with typed access; each error names the place."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise _wrong(where, "is not an object")
+        self._value: dict[str, Any] = value
+        self.where = where
+
+    def wrong(self, key: str, what: str) -> UsageError:
+        return _wrong(f"{self.where}.{key}", what)
+
+    def get(self, key: str) -> object:
+        return self._value.get(key)
+
+    def texts(self) -> Mapping[str, str]:
+        return {name: self.text(name) for name in self._value}
+
+    def child(self, key: str) -> _Reader:
+        return _Reader(self._value.get(key), f"{self.where}.{key}")
+
+    def number(self, key: str) -> int:
+        value = self.optional_number(key)
+        if value is None:
+            raise self.wrong(key, "is missing")
+        return value
+
+    def optional_number(self, key: str) -> int | None:
+        value = self._value.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+            raise self.wrong(key, "is not a whole number of 0 or more")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.optional_text(key)
+        if value is None and default is None:
+            raise self.wrong(key, "is missing")
+        return value if value is not None else default or ""
+
+    def optional_text(self, key: str) -> str | None:
+        value = self._value.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(key, "is not text")
+        return value
+
+    def each(self, key: str, parse: Callable[[_Reader], _Item]) -> tuple[_Item, ...]:
+        value = self._value.get(key, [])
+        if not isinstance(value, list) or len(value) > _MOST_ITEMS:
+            raise self.wrong(key, f"is not a list of at most {_MOST_ITEMS} items")
+        return tuple(parse(_Reader(item, f"{self.where}.{key}[{index}]")) for index, item in enumerate(value))
+
+
+def _wrong(where: str, what: str) -> UsageError:
+    return UsageError(f"the snapshot cannot be used: {where} {what}", "take it again with vllm-guard snapshot")
