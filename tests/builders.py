@@ -143,5 +143,3 @@ def model_folder(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config or LLAMA_CONFIG)))
     return folder
-
-

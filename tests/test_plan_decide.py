@@ -66,7 +66,6 @@ def test_the_share_of_the_kv_pool_is_said_where_the_weights_are_known() -> None:
 )
 def test_graphs_outside_the_budget_lower_the_fraction(version: str | None, expected: str) -> None:
     """What vLLM adds beyond its budget is kept free where the release does that."""
-
     assert change(judge(facts(BUSY, version=version))) == expected
 
 

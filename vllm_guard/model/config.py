@@ -45,6 +45,9 @@ class ModelTraits:
 
     architecture: str | None
     vocab_size: int | None
+    hidden_size: int | None
+    intermediate_size: int | None
+    experts: bool
     max_model_len: int | None
     encoder_decoder: bool
     multimodal: bool
@@ -64,6 +67,9 @@ def read_traits(config: Mapping[str, Any], release: Release | None) -> ModelTrai
     return ModelTraits(
         architecture=architecture,
         vocab_size=_positive_int(text.get("vocab_size")),
+        hidden_size=_positive_int(text.get("hidden_size")),
+        intermediate_size=_positive_int(text.get("intermediate_size")),
+        experts=any("expert" in key for key in text),
         max_model_len=derived_max_model_len(config, release),
         encoder_decoder=config.get("is_encoder_decoder") is True,
         multimodal=any(config.get(key) for key in _MULTIMODAL_KEYS),

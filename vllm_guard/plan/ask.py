@@ -11,6 +11,7 @@ from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.plan.batch import BatchAsk
 from vllm_guard.plan.budget import Workload
+from vllm_guard.plan.defaults import SMALL_TIER
 from vllm_guard.plan.utilization import Weights
 from vllm_guard.units import GIB
 
@@ -31,8 +32,8 @@ def is_pooling(command: Command, traits: ModelTraits | None) -> bool:
     return asked or (traits is not None and not traits.generates)
 
 
-def workload(command: Command, facts: Facts, traits: ModelTraits | None, max_num_seqs: int | None) -> Workload:
-    """What decides about memory outside the budget."""
+def workload(command: Command, facts: Facts, traits: ModelTraits | None) -> Workload:
+    """What decides about memory outside the budget; without a given R the small tier's 256."""
     backend = command.text("attention_backend") or facts.environment.get("VLLM_ATTENTION_BACKEND") or ""
     return Workload(
         world=all_ranks(command),
@@ -40,7 +41,7 @@ def workload(command: Command, facts: Facts, traits: ModelTraits | None, max_num
         flashinfer=backend.upper().startswith("FLASHINFER"),
         v2_runner_forced=facts.environment.get("VLLM_USE_V2_MODEL_RUNNER"),
         architecture=traits.architecture if traits else None,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=command.integer("max_num_seqs", SMALL_TIER.max_num_seqs),
         vocab_size=traits.vocab_size if traits else None,
     )
 

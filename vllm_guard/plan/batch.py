@@ -44,7 +44,7 @@ class OwnChoice:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The effective values, and the batch budget to emit: None when nothing is emitted, and why."""
+    """The values without the guard, and the batch budget to emit: None when nothing is emitted, and why."""
 
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -108,7 +108,7 @@ def decide_batch(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, polic
         target, because = seqs, f"{because}; not below --max-num-seqs {seqs}"
     if any((choice.max_num_batched_tokens or 0) <= target for choice in choices):
         return replace(kept, because=f"not capped: it may not be below --max-num-seqs {seqs}")
-    return BatchPlan(target, seqs, target, because)
+    return replace(kept, emit=target, because=because)
 
 
 def _wish(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Policy, *, starved: bool) -> tuple[int, str] | str:

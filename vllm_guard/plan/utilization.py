@@ -101,10 +101,10 @@ def choose_utilization(rooms: Sequence[Room], asked: Asked, gate: Gate, policy: 
         return _largest(rooms, asked.most, least)
     if not movable:
         return _short(rooms, asked) if gate.outcome == "fail" else Keep("the guard's levers exclude it", _uncertain(gate))
-    ceilings = [_ceiling(each, asked, policy) for each in rooms]
-    if min(ceilings) >= asked.most and default_fits(rooms, asked.most, margin_is_auto=policy.margin is None):
+    ceiling = min(_ceiling(each, policy) for each in rooms)
+    if ceiling >= asked.most and default_fits(rooms, asked.most, margin_is_auto=policy.margin is None):
         return Keep("vLLM's default fits", _uncertain(gate))
-    choice = _largest(rooms, min(ceilings), least)
+    choice = _largest(rooms, min(ceiling, asked.least), least)
     if isinstance(choice, NoRoom) and gate.outcome != "fail" and _no_limits(policy):
         return Keep("vLLM's default may fit, nothing smaller would leave a KV cache", (Warn("no_margin", "vLLM's default leaves no margin here"),))
     return choice
@@ -115,13 +115,10 @@ def _no_limits(policy: Policy) -> bool:
     return policy.budget_bytes is None and policy.max_utilization is None and policy.min_kv_cache_bytes is None
 
 
-def _ceiling(each: Room, asked: Asked, policy: Policy) -> float:
-    ceiling = asked.least
-    if policy.max_utilization is not None:
-        ceiling = min(ceiling, policy.max_utilization)
-    if policy.budget_bytes is not None:
-        ceiling = min(ceiling, fraction_within(policy.budget_bytes, each.device.nvml_total_bytes))
-    return ceiling
+def _ceiling(each: Room, policy: Policy) -> float:
+    """The most that the operator lets the guard choose on this device."""
+    by_budget = 1.0 if policy.budget_bytes is None else fraction_within(policy.budget_bytes, each.device.nvml_total_bytes)
+    return min(by_budget, 1.0 if policy.max_utilization is None else policy.max_utilization)
 
 
 def _largest(rooms: Sequence[Room], ceiling: float, least: LeastBudget) -> Emit | NoRoom:

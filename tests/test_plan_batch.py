@@ -1,0 +1,144 @@
+"""The batch budget: vLLM's own choice by release and card, and when it is capped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import change, checkpoint, cpu_facts, facts, gpu, judge, launched
+
+from vllm_guard.plan.policy import Policy
+
+SMALL = gpu(name="NVIDIA GeForce RTX 3050 Ti Laptop GPU", total_mib=4096, free_mib=4030, reserved_mib=40)
+B200 = gpu(name="NVIDIA B200", total_mib=183_000, free_mib=182_000)
+A100 = gpu(name="NVIDIA A100-SXM4-80GB", total_mib=81_920, free_mib=80_900)
+RTX_4090 = gpu(name="NVIDIA GeForce RTX 4090", total_mib=24_564, free_mib=24_100, reserved_mib=400)
+
+
+@pytest.mark.parametrize(
+    ("card", "version", "argv", "tokens", "seqs"),
+    [
+        pytest.param(gpu(), "0.32.0", (), 8192, 1024, id="70 GiB and more"),
+        pytest.param(B200, "0.32.0", (), 16_384, 1024, id="160 GiB and more from 0.28"),
+        pytest.param(B200, "0.24.0", (), 8192, 1024, id="160 GiB before 0.28"),
+        pytest.param(A100, "0.32.0", (), 2048, 256, id="an A100 counts as small"),
+        pytest.param(RTX_4090, "0.32.0", (), 2048, 256, id="a small card"),
+        pytest.param(RTX_4090, "0.32.0", ("--max-num-seqs", "2", "--max-model-len", "512"), 1024, 2, id="at most R * L"),
+        pytest.param(RTX_4090, "0.10.2", ("--max-num-seqs", "2", "--max-model-len", "512"), 2048, 2, id="R * L does not count before 0.11"),
+        pytest.param(RTX_4090, "0.32.0", ("--no-enable-chunked-prefill", "--max-model-len", "32k"), 32_000, 256, id="unchunked follows the length"),
+        pytest.param(RTX_4090, "0.32.0", ("--performance-mode", "throughput"), 4096, 512, id="throughput mode doubles"),
+        pytest.param(RTX_4090, "0.32.0", ("--max-num-batched-tokens", "100"), 100, 100, id="default R is clipped to a given batch"),
+        pytest.param(RTX_4090, "0.9.2", ("--max-num-batched-tokens", "300"), 300, 256, id="0.9.2 does not clip"),
+    ],
+)
+def test_vllms_own_choice_is_worked_out(card: Any, version: str, argv: tuple[str, ...], tokens: int, seqs: int) -> None:
+    """Effective values are in the settings, and nothing is emitted."""
+    decision = judge(facts(card, version=version), *argv, model=checkpoint())
+    settings = launched(decision).assessment.settings
+
+    assert (tokens, seqs) == (settings["max_num_batched_tokens"].value, settings["max_num_seqs"].value)
+    assert change(decision, "max_num_batched_tokens") is None
+
+
+def test_a_small_card_gets_1024() -> None:
+    """Below 8 GiB the profile run of 2048 tokens takes too much."""
+    assert change(judge(facts(SMALL), model=checkpoint()), "max_num_batched_tokens") == "1024"
+
+
+def test_a_small_card_is_left_alone_without_a_config() -> None:
+    """With no readable config nothing is known."""
+    assert change(judge(facts(SMALL)), "max_num_batched_tokens") is None
+
+
+def test_the_operators_ceiling_caps_without_a_config_too() -> None:
+    """A number is a ceiling."""
+    assert change(judge(facts(), policy=Policy(batched_tokens=4096)), "max_num_batched_tokens") == "4096"
+
+
+def test_a_ceiling_above_vllms_choice_changes_nothing() -> None:
+    """Nothing is emitted when vLLM's choice is acceptable."""
+    assert change(judge(facts(RTX_4090), policy=Policy(batched_tokens=4096)), "max_num_batched_tokens") is None
+
+
+def test_the_cap_stays_above_max_num_seqs() -> None:
+    """A batch below R is an error or lowers R."""
+    assert change(judge(facts(), policy=Policy(batched_tokens=64)), "max_num_batched_tokens") == "1024"
+    assert change(judge(facts(SMALL), "--max-num-seqs", "1500", model=checkpoint()), "max_num_batched_tokens") == "1500"
+
+
+def test_a_given_value_stays() -> None:
+    """What the user gave is not the guard's, whatever the ceiling."""
+    assert change(judge(facts(), "--max-num-batched-tokens", "131072", policy=Policy(batched_tokens=2048)), "max_num_batched_tokens") is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "config"),
+    [
+        pytest.param(("--no-enable-chunked-prefill",), {}, id="chunked prefill off"),
+        pytest.param((), {"architectures": ["BertModel"]}, id="a pooling model"),
+        pytest.param(("--runner", "pooling"), {}, id="asked to pool"),
+        pytest.param((), {"is_encoder_decoder": True}, id="encoder and decoder"),
+        pytest.param((), {"model_type": "gemma3"}, id="images that cannot be split"),
+        pytest.param(("--disable-chunked-mm-input",), {}, id="splitting of images off"),
+        pytest.param(("--speculative-config", '{"num_speculative_tokens": 3}'), {}, id="speculative decoding"),
+    ],
+)
+def test_it_is_never_capped_where_that_is_unsafe(argv: tuple[str, ...], config: dict[str, Any]) -> None:
+    """An explicit value switches off the raises that vLLM makes itself."""
+    decision = judge(facts(SMALL), *argv, model=checkpoint(**config))
+
+    assert change(decision, "max_num_batched_tokens") is None
+
+
+def test_hybrid_models_with_prefix_caching_are_left_alone_where_the_block_size_binds() -> None:
+    """0.18.1 to 0.24.0."""
+    model = checkpoint(mamba_d_state=128)
+
+    assert change(judge(facts(SMALL, version="0.24.0"), model=model), "max_num_batched_tokens") is None
+    assert change(judge(facts(SMALL, version="0.32.0"), model=model), "max_num_batched_tokens") == "1024"
+
+
+@pytest.mark.parametrize("policy", [Policy(batched_tokens="off"), Policy(levers=frozenset({"utilization"}))])
+def test_it_can_be_switched_off(policy: Policy) -> None:
+    """By the setting, and by the levers."""
+    assert change(judge(facts(SMALL), policy=policy, model=checkpoint()), "max_num_batched_tokens") is None
+
+
+def test_the_cpu_build_is_left_alone() -> None:
+    """2048 tokens and 128 sequences a rank."""
+    settings = launched(judge(cpu_facts(total_mib=6000, free_mib=5900), model=checkpoint())).assessment.settings
+
+    assert (2048, 128) == (settings["max_num_batched_tokens"].value, settings["max_num_seqs"].value)
+
+
+def test_a_choice_that_differs_between_two_releases_is_not_emitted() -> None:
+    """0.26 takes 8192 like 0.24, or 16384 like 0.28: both are above a ceiling of 4096, and not both above one of 10000."""
+    world = facts(B200, version="0.26.0")
+
+    assert change(judge(world, policy=Policy(batched_tokens=4096)), "max_num_batched_tokens") == "4096"
+    assert change(judge(world, policy=Policy(batched_tokens=10_000)), "max_num_batched_tokens") is None
+
+
+class TestABatchThatFollowsALongContext:
+    """A given batch of the whole context is put back only where it cannot work."""
+
+    def test_it_goes_back_to_vllms_own_choice_where_activations_alone_exceed_the_budget(self) -> None:
+        """131072 tokens of a 4096 x 14336 model take 8 GiB at the very least."""
+        card = gpu(total_mib=81_559, free_mib=9000)
+        decision = judge(facts(card), "--max-model-len", "131072", "--max-num-batched-tokens", "131072", model=checkpoint())
+
+        assert change(decision, "max_num_batched_tokens") == "8192"
+
+    @pytest.mark.parametrize(
+        ("argv", "free_mib"),
+        [
+            pytest.param(("--max-model-len", "131072", "--max-num-batched-tokens", "131072"), 40_000, id="it may work"),
+            pytest.param(("--max-model-len", "262144", "--max-num-batched-tokens", "131072"), 9000, id="it is below the length"),
+            pytest.param(("--max-model-len", "4096", "--max-num-batched-tokens", "4096"), 1400, id="it is not above vLLM's own choice"),
+        ],
+    )
+    def test_else_it_stays(self, argv: tuple[str, ...], free_mib: int) -> None:
+        """A value that may work is never changed."""
+        decision = judge(facts(gpu(free_mib=free_mib)), *argv, policy=Policy(min_kv_cache_bytes=0), model=checkpoint())
+
+        assert change(decision, "max_num_batched_tokens") is None

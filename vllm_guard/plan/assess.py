@@ -1,0 +1,81 @@
+"""What a decision reports: the effective settings, and the equation of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from typing_extensions import assert_never
+
+from vllm_guard.command.parse import Command
+from vllm_guard.plan import ask
+from vllm_guard.plan.case import Case
+from vllm_guard.plan.decision import Change, DevicePlan, Setting
+from vllm_guard.plan.utilization import Choice, Emit, Keep, NoRoom
+from vllm_guard.units import floor4
+
+_REPORTED: Final = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enforce_eager",
+    "cpu_offload_gb",
+)
+
+
+def given_settings(command: Command) -> Mapping[str, Setting]:
+    """What the user gave, as far as a report names it."""
+    return {dest: Setting(given.value, given.text, given.source) for dest, given in command.given.items() if dest in _REPORTED}
+
+
+def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Setting]:
+    """The values that vLLM will use after these changes; without changes what was asked."""
+    batch = case.batch(starved=False)
+    defaults: dict[str, object] = {
+        "gpu_memory_utilization": case.asked.most,
+        "max_num_batched_tokens": batch.max_num_batched_tokens,
+        "max_num_seqs": batch.max_num_seqs,
+        "max_model_len": ask.effective_max_model_len(case.command, case.traits),
+        "kv_cache_memory_bytes": None,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+    }
+    settings = {dest: Setting(value, None, "vllm_default") for dest, value in defaults.items()}
+    settings.update(given_settings(case.command))
+    for change in changes:
+        before = case.command.given.get(change.dest)
+        value = float(change.after) if change.dest == "gpu_memory_utilization" else int(change.after)
+        settings[change.dest] = Setting(value, before.text if before else None, "guard")
+    return settings
+
+
+def device_plans(case: Case, choice: Choice) -> tuple[DevicePlan, ...]:
+    """The equation per device. `limiting` is the device that decides the fraction, or the one that refuses."""
+    match choice:
+        case Emit(limiting=index) | NoRoom(device=index):
+            limiting = index
+        case Keep():
+            limiting = min(range(len(case.rooms)), key=lambda i: case.rooms[i].usable_bytes / case.rooms[i].device.nvml_total_bytes)
+        case _:
+            assert_never(choice)
+    return tuple(
+        DevicePlan(
+            device=each.device,
+            start_overhead_bytes=each.start_overhead.likely,
+            outside_budget_bytes=each.outside_budget_bytes,
+            margin_bytes=each.margin_bytes,
+            budget_bytes=each.usable_bytes,
+            gpu_memory_utilization=case.asked.most
+            if isinstance(choice, Keep)
+            else min(case.asked.most, floor4(each.usable_bytes, each.device.nvml_total_bytes)),
+            limiting=index == limiting,
+        )
+        for index, each in enumerate(case.rooms)
+    )
