@@ -73,7 +73,7 @@ def read_traits(config: Mapping[str, Any], release: Release | None) -> ModelTrai
         max_model_len=derived_max_model_len(config, release),
         encoder_decoder=config.get("is_encoder_decoder") is True,
         multimodal=any(config.get(key) for key in _MULTIMODAL_KEYS),
-        prefix_lm=config.get("model_type") in _PREFIX_LM_TYPES,
+        prefix_lm=any(config.get("model_type") == name for name in _PREFIX_LM_TYPES),
         hybrid=any(text.get(key) for key in _STATE_KEYS),
         generates=architecture is not None and architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")),
         quantized=any(part.get("quantization_config") or part.get("compression_config") for part in (config, text)),

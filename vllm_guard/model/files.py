@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
+from vllm_guard.plain_file import read_plain_file
 from vllm_guard.units import MIB
 
 _LARGEST_CONFIG_BYTES: Final = 4 * MIB
@@ -63,7 +64,7 @@ def _commit(repository: Path, revision: str) -> str:
     """The commit of a branch or tag, or the revision itself when it is no ref."""
     if ".." in revision or revision.startswith("/"):
         return "unknown"
-    text = _read_bytes(repository / "refs" / revision, 256)
+    text = read_plain_file(repository / "refs" / revision, 256)
     return text.decode("ascii", "replace").strip().replace("/", "_") if isinstance(text, bytes) else revision
 
 
@@ -104,26 +105,11 @@ def _sizes_bytes(folder: Path, names: Iterable[str]) -> int | str:
 
 def _read_json_object(path: Path, largest_bytes: int) -> dict[str, Any] | str:
     """A JSON object, or why there is none."""
-    data = _read_bytes(path, largest_bytes)
+    data = read_plain_file(path, largest_bytes)
     if isinstance(data, str):
         return data
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        return "is not JSON"
-    return value if isinstance(value, dict) else "is not a JSON object"
-
-
-def _read_bytes(path: Path, largest_bytes: int) -> bytes | str:
-    """The bytes of a plain file that is not larger than this, or why they were not read; a pipe or device never blocks."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return "is not a plain file"
-        if status.st_size > largest_bytes:
-            return f"is larger than {largest_bytes} bytes"
-        return file.read(largest_bytes)
+        return "it is not JSON"
+    return value if isinstance(value, dict) else "it is not a JSON object"
