@@ -1,0 +1,39 @@
+# make demo       the guard at work on a recorded card: needs no GPU and no vLLM
+# make test       style, types and the fast tests
+# make test-slow  the promise with the real vLLM on this machine's memory: 2.5 GB of disk, CPython 3.11, root or user namespaces
+# Each sets itself up. PYTHON=python3.12 chooses another interpreter, VENV=folder another place.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+.PHONY: demo test test-slow
+.NOTPARALLEL:
+
+demo: $(VENV)/runs
+	@$(VENV)/bin/vllm-guard demo
+
+test: $(VENV)/tests
+	@command -v cc >/dev/null || { echo "make: no C compiler (cc): the tests build a stand-in for the NVIDIA driver; apt install gcc" >&2; exit 1; }
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest
+
+test-slow: $(VENV)/tests
+	@$(PYTHON) tests/real/install.py
+	$(VENV)/bin/pytest --run-slow -m slow
+
+# The stamps: a venv is made anew when what it was made from has changed.
+$(VENV)/runs: pyproject.toml Makefile
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.10 or newer, or say PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: $$($(PYTHON) --version) is too old, 3.10 is needed: say PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv: apt install python3-venv" >&2; exit 1; }
+	@echo "make: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/tests: $(VENV)/runs
+	@echo "make: installing what the tests need into $(VENV)"
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
