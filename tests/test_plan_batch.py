@@ -142,3 +142,23 @@ class TestABatchThatFollowsALongContext:
         decision = judge(facts(gpu(free_mib=free_mib)), *argv, policy=Policy(min_kv_cache_bytes=0), model=checkpoint())
 
         assert change(decision, "max_num_batched_tokens") is None
+
+    @pytest.mark.parametrize("pool", [("--kv-cache-memory-bytes", "4G"), ("--num-gpu-blocks-override", "100")])
+    def test_it_stays_beside_a_pool_that_the_fraction_does_not_size(self, pool: tuple[str, ...]) -> None:
+        """The budget is not what the activations must fit into then."""
+        argv = ("--gpu-memory-utilization", "0.1", "--max-num-batched-tokens", "131072", "--max-model-len", "131072", *pool)
+
+        assert change(judge(facts(), *argv, model=checkpoint(8000)), "max_num_batched_tokens") is None
+
+
+@pytest.mark.parametrize("order", [(24_564, 6144), (6144, 24_564)])
+def test_the_smallest_card_counts_in_any_order(order: tuple[int, ...]) -> None:
+    """One batch budget for all ranks."""
+    cards = [gpu(index, name="card", total_mib=total, free_mib=total - 100, reserved_mib=60) for index, total in enumerate(order)]
+
+    assert change(judge(facts(*cards), "-tp", "2", model=checkpoint()), "max_num_batched_tokens") == "1024"
+
+
+def test_layers_that_are_not_causal_are_left_alone() -> None:
+    """They switch chunked prefill off after vLLM's own checks, and a long prompt would wait forever."""
+    assert change(judge(facts(SMALL), model=checkpoint(is_causal=False)), "max_num_batched_tokens") is None

@@ -124,6 +124,13 @@ def test_a_value_that_passes_is_never_changed(world: Facts, policy: Policy, mode
     assert any(short)
 
 
+@given(hosts(), policies, models)
+def test_memory_outside_the_budget_never_refuses(world: Facts, policy: Policy, model: Checkpoint | UnknownCheckpoint) -> None:
+    """What --enforce-eager would start, starts."""
+    if isinstance(judge(world, *_argv(world, None), "--enforce-eager", policy=policy, model=model), Launch):
+        assert isinstance(judge(world, *_argv(world, None), policy=policy, model=model), Launch)
+
+
 @given(hosts(), policies, models, explicit, st.integers(0, 1 << 36))
 def test_more_free_memory_never_gives_a_smaller_fraction(
     world: Facts, policy: Policy, model: Checkpoint | UnknownCheckpoint, utilization: str | None, more: int

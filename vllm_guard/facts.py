@@ -19,6 +19,7 @@ _DECIDING_VARIABLES: Final = frozenset(
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
         "CUDA_DEVICE_MEMORY_LIMIT",
         "VLLM_ATTENTION_BACKEND",
+        "VLLM_PP_LAYER_PARTITION",
     )
 )
 # HAMi gives each device its own variable, numbered as the container sees them.

@@ -15,6 +15,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     weight_files_bytes: int | None
     weights_unknown_because: str | None = None
+    sentence_transformers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,9 @@ class ModelTraits:
     hybrid: bool
     generates: bool
     quantized: bool
-    float32: bool
+    tied: bool
+    causal: bool
+    stored_dtype: str | None
 
 
 def read_traits(config: Mapping[str, Any], release: Release | None) -> ModelTraits:
@@ -77,7 +79,9 @@ def read_traits(config: Mapping[str, Any], release: Release | None) -> ModelTrai
         hybrid=any(text.get(key) for key in _STATE_KEYS),
         generates=architecture is not None and architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")),
         quantized=any(part.get("quantization_config") or part.get("compression_config") for part in (config, text)),
-        float32=any(part.get(key) == "float32" for part in (config, text) for key in ("torch_dtype", "dtype")),
+        tied=any(part.get("tie_word_embeddings") is True for part in (config, text)),
+        causal=text.get("is_causal") is not False and not text.get("use_bidirectional_attention"),
+        stored_dtype=next((part[key] for part in (text, config) for key in ("torch_dtype", "dtype") if isinstance(part.get(key), str)), None),
     )
 
 
@@ -115,8 +119,8 @@ def _scaled(length: int, kind: str, rope: Mapping[str, Any], release: Release | 
         if release is None or release >= _YARN_UNSCALED_SINCE:
             return length
         original = _positive_int(rope.get("original_max_position_embeddings"))
-        return int((original or length) * factor)
-    return int(length * factor)
+        return _positive_int((original or length) * factor) or length
+    return _positive_int(length * factor) or length
 
 
 def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

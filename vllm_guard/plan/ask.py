@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from vllm_guard.command.parse import Command
@@ -11,18 +10,29 @@ from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.plan.batch import BatchAsk
 from vllm_guard.plan.budget import Workload
-from vllm_guard.plan.defaults import SMALL_TIER
-from vllm_guard.plan.utilization import Weights
+from vllm_guard.plan.largest import Weights
 from vllm_guard.units import GIB
 
 # Formats that read the safetensors files of the folder (model_executor/model_loader).
 _PLAIN_LOAD_FORMATS: Final = frozenset((None, "auto", "hf", "safetensors", "fastsafetensors", "runai_streamer"))
-_OPTIONS_THAT_SHRINK_WEIGHTS: Final = ("quantization_config", "hf_overrides", "model_loader_extra_config", "language_model_only", "offload_backend")
+_OPTIONS_THAT_SHRINK_WEIGHTS: Final = (
+    "quantization_config",
+    "hf_overrides",
+    "model_loader_extra_config",
+    "language_model_only",
+    "offload_backend",
+    "offload_group_size",  # alone it turns prefetch offloading on (config/offload.py)
+)
 
 
 def all_ranks(command: Command) -> int:
-    """Ranks over all hosts: tp * pp * dp."""
-    return math.prod(max(1, command.integer(dest, 1)) for dest in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"))
+    """Ranks over all hosts: tp * pp * pcp * dp."""
+    return model_ranks(command) * max(1, command.integer("prefill_context_parallel_size", 1)) * max(1, command.integer("data_parallel_size", 1))
+
+
+def model_ranks(command: Command) -> int:
+    """Ranks of one replica of the model: tp * pp."""
+    return max(1, command.integer("tensor_parallel_size", 1)) * max(1, command.integer("pipeline_parallel_size", 1))
 
 
 def is_pooling(command: Command, traits: ModelTraits | None) -> bool:
@@ -32,8 +42,8 @@ def is_pooling(command: Command, traits: ModelTraits | None) -> bool:
     return asked or (traits is not None and not traits.generates)
 
 
-def workload(command: Command, facts: Facts, traits: ModelTraits | None) -> Workload:
-    """What decides about memory outside the budget; without a given R the small tier's 256."""
+def workload(command: Command, facts: Facts, traits: ModelTraits | None, max_num_seqs: int) -> Workload:
+    """What decides about memory outside the budget."""
     backend = command.text("attention_backend") or facts.environment.get("VLLM_ATTENTION_BACKEND") or ""
     return Workload(
         world=all_ranks(command),
@@ -41,7 +51,7 @@ def workload(command: Command, facts: Facts, traits: ModelTraits | None) -> Work
         flashinfer=backend.upper().startswith("FLASHINFER"),
         v2_runner_forced=facts.environment.get("VLLM_USE_V2_MODEL_RUNNER"),
         architecture=traits.architecture if traits else None,
-        max_num_seqs=command.integer("max_num_seqs", SMALL_TIER.max_num_seqs),
+        max_num_seqs=max_num_seqs,
         vocab_size=traits.vocab_size if traits else None,
     )
 
@@ -56,7 +66,7 @@ def effective_max_model_len(command: Command, traits: ModelTraits | None) -> int
     return traits.max_model_len
 
 
-def batch_ask(command: Command, traits: ModelTraits | None, *, world: int) -> BatchAsk:
+def batch_ask(command: Command, traits: ModelTraits | None) -> BatchAsk:
     """What the command and the model say about batches."""
     return BatchAsk(
         max_num_batched_tokens=command.integer("max_num_batched_tokens", 0) or None,
@@ -69,16 +79,16 @@ def batch_ask(command: Command, traits: ModelTraits | None, *, world: int) -> Ba
         pooling=is_pooling(command, traits),
         prefix_caching=command.flag("enable_prefix_caching") is not False,
         expert_all2all="all2all_backend" in command.given and command.integer("data_parallel_size", 1) > 1,
-        world=world,
+        world=model_ranks(command),
         traits=traits,
     )
 
 
-def weights_bounds(command: Command, model: Checkpoint | UnknownCheckpoint, traits: ModelTraits | None) -> Weights | str:
+def weights_bounds(command: Command, facts: Facts, model: Checkpoint | UnknownCheckpoint, traits: ModelTraits | None) -> Weights | str:
     """What the checkpoint's files prove about the weights on one device, or why they prove nothing.
 
-    Half of the files' bytes over tp * pp * dp is the floor, because float32 checkpoints are cast to 16 bits; nothing is proved where weights are offloaded,
-    quantized while loading, invented, or loaded from elsewhere.
+    Half of the files' bytes over tp * pp * pcp * dp is the floor, because float32 checkpoints are cast to 16 bits; a quarter where half may be all of it and
+    tied or unused parts may be left out. Nothing is proved where weights are offloaded, quantized while loading, invented, or loaded from elsewhere.
     """
     if isinstance(model, UnknownCheckpoint):
         return model.because
@@ -95,9 +105,12 @@ def weights_bounds(command: Command, model: Checkpoint | UnknownCheckpoint, trai
         return f"--{changing.replace('_', '-')} may change the weights"
     if is_pooling(command, traits):
         return "a pooling model may leave weights out"
-    ranks = all_ranks(command)
-    floor = model.weight_files_bytes // 2 // ranks
-    return Weights(floor_bytes=floor, share_bytes=floor if traits.float32 else model.weight_files_bytes // ranks)
+    if facts.environment.get("VLLM_PP_LAYER_PARTITION"):
+        return "VLLM_PP_LAYER_PARTITION splits the layers unevenly"
+    share = model.weight_files_bytes // all_ranks(command)
+    cast = traits.stored_dtype in {None, "float32"}
+    floor = share // 4 if cast and (traits.tied or traits.multimodal) else share // 2
+    return Weights(floor_bytes=floor, share_bytes=share // 2 if cast else share)
 
 
 def explicit_pool_bytes(command: Command, facts: Facts) -> int | None:

@@ -9,10 +9,11 @@ from typing_extensions import assert_never
 
 from vllm_guard.command.parse import Command
 from vllm_guard.plan import ask
+from vllm_guard.plan.budget import Room, fraction_within
 from vllm_guard.plan.case import Case
+from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import Change, DevicePlan, Setting
-from vllm_guard.plan.utilization import Choice, Emit, Keep, NoRoom
-from vllm_guard.units import floor4
+from vllm_guard.plan.largest import given_up
 
 _REPORTED: Final = (
     "gpu_memory_utilization",
@@ -65,17 +66,19 @@ def device_plans(case: Case, choice: Choice) -> tuple[DevicePlan, ...]:
             limiting = min(range(len(case.rooms)), key=lambda i: case.rooms[i].usable_bytes / case.rooms[i].device.nvml_total_bytes)
         case _:
             assert_never(choice)
-    return tuple(
-        DevicePlan(
-            device=each.device,
-            start_overhead_bytes=each.start_overhead.likely,
-            outside_budget_bytes=each.outside_budget_bytes,
-            margin_bytes=each.margin_bytes,
-            budget_bytes=each.usable_bytes,
-            gpu_memory_utilization=case.asked.most
-            if isinstance(choice, Keep)
-            else min(case.asked.most, floor4(each.usable_bytes, each.device.nvml_total_bytes)),
-            limiting=index == limiting,
-        )
-        for index, each in enumerate(case.rooms)
+    return tuple(_device_plan(case, each, choice, limits=index == limiting) for index, each in enumerate(case.rooms))
+
+
+def _device_plan(case: Case, each: Room, choice: Choice, *, limits: bool) -> DevicePlan:
+    outside, margin = given_up(each, choice.fraction) if isinstance(choice, Emit) else (0, 0)
+    budget = each.usable_bytes + outside + margin
+    safe = min(case.asked.most, fraction_within(budget, each.device.nvml_total_bytes))
+    return DevicePlan(
+        device=each.device,
+        start_overhead_bytes=each.start_overhead.likely,
+        outside_budget_bytes=each.outside_budget_bytes - outside,
+        margin_bytes=each.margin_bytes - margin,
+        budget_bytes=budget,
+        gpu_memory_utilization=case.asked.most if isinstance(choice, Keep) else safe,
+        limiting=limits,
     )

@@ -71,8 +71,8 @@ def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
 def _tier(row: Behaviour, device: Device, world: int) -> tuple[int, int]:
     if device.kind == "cpu":
         return CPU_MAX_NUM_BATCHED_TOKENS * world, CPU_MAX_NUM_SEQS * world
-    total = 0 if device.unified else device.tier_total_bytes or device.nvml_total_bytes
-    a100 = "a100" in (device.tier_name or device.name).lower()
+    total = 0 if device.unified else device.tier_total_bytes
+    a100 = "a100" in device.tier_name.lower()
     tier = next(tier for tier in row.tiers if total >= tier.at_least_total_bytes and not (a100 and tier.not_a100))
     return tier.max_num_batched_tokens, tier.max_num_seqs
 
@@ -86,8 +86,9 @@ def _follow_lengths(row: Behaviour, ask: BatchAsk, tokens: int, seqs: int) -> in
     return min(seqs * ask.max_model_len, tokens) if row.batch_follows_lengths else tokens
 
 
-def decide_batch(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Policy, *, starved: bool) -> BatchPlan:
+def decide_batch(rows: Sequence[Behaviour], devices: Sequence[Device], ask: BatchAsk, policy: Policy, *, starved: bool) -> BatchPlan:
     """Whether to cap the batch budget, and why or why not. `starved`: the launch would fail, or its pool would miss one full sequence."""
+    device = min(devices, key=lambda each: each.nvml_total_bytes)
     choices = [own_choice(row, device, ask) for row in rows]
     same = choices[0] if len(set(choices)) == 1 else None
     kept = BatchPlan(
@@ -134,8 +135,10 @@ def _wish(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Poli
 
 
 def _wish_for_given(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, given: int, *, starved: bool) -> tuple[int, str] | str:
-    """A given value stays, but for one that follows a long context and starves the pool."""
+    """A given value stays, but for one that follows a long context and starves the pool; nothing is emitted where two releases would differ."""
     own = _least_own(rows, device, replace(ask, max_num_batched_tokens=None))
+    if len({own_choice(row, device, replace(ask, max_num_batched_tokens=None)) for row in rows}) > 1:
+        return f"the given {given} stays"
     if starved and ask.max_model_len is not None and own is not None and given >= ask.max_model_len and given > own:
         return own, f"the given {given} follows --max-model-len {ask.max_model_len} and leaves too little for the KV cache; vLLM alone would take {own}"
     return f"the given {given} stays"
@@ -157,6 +160,8 @@ def capping_is_unsafe(rows: Sequence[Behaviour], ask: BatchAsk) -> str | None:
         return "a pooling model may run without chunked prefill"
     if traits is not None and traits.encoder_decoder:
         return "encoder-decoder models run without chunked prefill"
+    if traits is not None and not traits.causal:
+        return "layers that are not causal switch chunked prefill off"
     if ask.disable_chunked_mm_input or (traits is not None and traits.prefix_lm):
         return "a multimodal item cannot be split, and must fit into one batch"
     if ask.speculative:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Chosen, Facts, Warn, parse_release
+from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits, read_traits
 from vllm_guard.plan import ask
-from vllm_guard.plan.batch import BatchPlan, decide_batch
+from vllm_guard.plan.batch import BatchPlan, decide_batch, own_choice
 from vllm_guard.plan.budget import Room, room
+from vllm_guard.plan.choice import Asked
 from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
+from vllm_guard.plan.largest import Weights
 from vllm_guard.plan.policy import Policy
-from vllm_guard.plan.utilization import Asked, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Case:
     traits: ModelTraits | None
     weights: Weights | str
     policy: Policy
+    assumed: bool
     warnings: tuple[Warn, ...]
 
     @property
@@ -43,24 +45,44 @@ class Case:
         """The least that one device must hold, 0 where nothing is proved."""
         return self.weights.floor_bytes if isinstance(self.weights, Weights) else 0
 
+    @property
+    def pool_bytes(self) -> int | None:
+        """The KV cache size that the user gave in bytes."""
+        return ask.explicit_pool_bytes(self.command, self.facts)
+
+    @property
+    def pool_is_explicit(self) -> bool:
+        """Whether the fraction does not size the pool: bytes are given, or a number of blocks where that replaces vLLM's own checks."""
+        overridden = "num_gpu_blocks_override" in self.command.given and all(row.blocks_override_replaces_checks for row in self.rows)
+        return self.pool_bytes is not None or overridden
+
     def batch(self, *, starved: bool) -> BatchPlan:
         """The batch budget; see `decide_batch`."""
-        asked = ask.batch_ask(self.command, self.traits, world=ask.all_ranks(self.command))
-        return decide_batch(self.rows, self.rooms[0].device, asked, self.policy, starved=starved)
+        devices = [each.device for each in self.rooms]
+        return decide_batch(self.rows, devices, ask.batch_ask(self.command, self.traits), self.policy, starved=starved)
 
 
-def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Checkpoint | UnknownCheckpoint, policy: Policy) -> Case | Warn:
-    """The case, or the warning with which vLLM is started untouched: a release without gates, a fraction that vLLM rejects itself."""
-    release = parse_release(facts.vllm_version)
-    rows = behaviours(release)
+def reason_to_stay_out(facts: Facts, command: Command) -> Warn | None:
+    """Why vLLM is started untouched whatever is free: it will reject the command itself, or this release has no gate."""
+    if command.rejection is not None:
+        return Warn("vllm_rejects", f"vLLM will reject this command line: {command.rejection}")
+    rows = behaviours(parse_release(facts.vllm_version))
     if not rows:
         return Warn("release_observed", f"vLLM {facts.vllm_version} has no free-memory gate; nothing is changed")
-    asked = _asked(command, rows)
-    if asked is None:
+    if _asked(command, rows) is None:
         value = command.given["gpu_memory_utilization"].text
         return Warn("value_invalid", f"--gpu-memory-utilization {value} is not in (0, 1], vLLM will reject it")
-    traits = read_traits(checkpoint.config, release) if isinstance(checkpoint, Checkpoint) else None
-    work = ask.workload(command, facts, traits)
+    return None
+
+
+def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Checkpoint | UnknownCheckpoint, policy: Policy) -> Case:
+    """The case of a command that nothing speaks against judging."""
+    release = parse_release(facts.vllm_version)
+    rows = behaviours(release)
+    asked = _asked(command, rows) or Asked(rows[-1].gpu_memory_utilization, rows[-1].gpu_memory_utilization, given=False)
+    traits = _traits(checkpoint, release)
+    batch = ask.batch_ask(command, traits)
+    work = ask.workload(command, facts, traits, max(own_choice(row, chosen.devices[0], batch).max_num_seqs for row in rows))
     warnings = (*command.warnings, *chosen.warnings)
     if is_assumed(release):
         named = facts.vllm_version or "of unknown version"
@@ -73,10 +95,18 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
         rooms=tuple(room(device, rows, work, policy, wsl=facts.host.wsl) for device in chosen.devices),
         asked=asked,
         traits=traits,
-        weights=ask.weights_bounds(command, checkpoint, traits),
+        weights=ask.weights_bounds(command, facts, checkpoint, traits),
         policy=policy,
+        assumed=is_assumed(release),
         warnings=warnings,
     )
+
+
+def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None) -> ModelTraits | None:
+    if isinstance(checkpoint, UnknownCheckpoint):
+        return None
+    traits = read_traits(checkpoint.config, release)
+    return replace(traits, generates=False) if checkpoint.sentence_transformers else traits
 
 
 def _asked(command: Command, rows: Sequence[Behaviour]) -> Asked | None:

@@ -11,15 +11,17 @@ from vllm_guard.command.parse import Command
 from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn
 from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
-from vllm_guard.plan import ask, gates
+from vllm_guard.plan import gates
 from vllm_guard.plan.assess import device_plans, effective_settings, given_settings
-from vllm_guard.plan.budget import format_fraction
-from vllm_guard.plan.case import Case, gather_case
+from vllm_guard.plan.budget import Room, format_fraction
+from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
+from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
 from vllm_guard.plan.fixes import fixes_for
+from vllm_guard.plan.largest import least_budget
 from vllm_guard.plan.policy import Policy
-from vllm_guard.plan.utilization import Choice, Emit, Keep, NoRoom, choose_utilization, least_budget, share_text
-from vllm_guard.units import ExitCode, floor4, requested_bytes
+from vllm_guard.plan.utilization import Options, because_text, choose_utilization
+from vllm_guard.units import ExitCode, requested_bytes
 
 _NOT_JUDGED: Final = tuple(Gate(name, "unknown", None, None, "not judged") for name in ("free_memory", "cache_blocks", "one_sequence"))
 _ONE_SEQUENCE: Final = Gate("one_sequence", "unknown", None, None, "KV bytes of one sequence are not worked out in this release")
@@ -27,16 +29,16 @@ _ONE_SEQUENCE: Final = Gate("one_sequence", "unknown", None, None, "KV bytes of 
 
 def decide(facts: Facts, command: Command, selection: Selection, checkpoint: Checkpoint | UnknownCheckpoint, policy: Policy) -> Decision:
     """The verdict on one command line. Only free memory, the devices and the argv can refuse; what is unknown never does."""
-    if command.rejection is not None:
-        return _untouched(command, Warn("vllm_rejects", f"vLLM will reject this command line: {command.rejection}"))
+    stay_out = reason_to_stay_out(facts, command)
+    if stay_out is not None:
+        return _untouched(command, stay_out)
     match selection:
         case Unusable(reason, message, fix):
             return Unmeasured(reason, message, fix)
         case Elsewhere(warning):
             return _untouched(command, warning)
         case Chosen():
-            case = gather_case(facts, command, selection, checkpoint, policy)
-            return _untouched(command, case) if isinstance(case, Warn) else _weigh(case)
+            return _weigh(gather_case(facts, command, selection, checkpoint, policy))
         case _:
             assert_never(selection)
 
@@ -46,44 +48,47 @@ def _untouched(command: Command, warning: Warn) -> Launch:
 
 
 def _weigh(case: Case) -> Decision:
-    pool_bytes = ask.explicit_pool_bytes(case.command, case.facts)
-    pool_is_explicit = pool_bytes is not None or "num_gpu_blocks_override" in case.command.given
     gate1 = _free_memory(case, case.asked.least, case.asked.most)
     poor = _below_min_free(case)
     if poor is not None:
         return _refuse(case, "below_min_free", poor, gate1)
-    if pool_bytes is not None and case.facts.vllm_device == "cpu":
+    options = Options(case.rooms, case.asked, gate1, case.policy, case.known_weights, case.chosen.world, case.chosen.interchangeable)
+    if case.pool_bytes is not None and case.facts.vllm_device == "cpu":
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
         choice: Choice = Keep(gate1.detail)
     else:
-        least = least_budget(case.policy, case.known_weights, pool_is_explicit=pool_is_explicit)
-        choice = choose_utilization(case.rooms, case.asked, gate1, case.policy, least)
-    if isinstance(choice, NoRoom) and case.chosen.interchangeable and gate1.outcome != "fail":
-        choice = Keep("the cards cannot be told apart", (Warn("order_unknown", "the worst card that may be meant has no room, another one has"),))
+        choice = choose_utilization(options, least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit))
     if isinstance(choice, NoRoom):
         return _refuse(case, _reason(case, choice), choice, gate1)
     fraction = choice.fraction if isinstance(choice, Emit) else case.asked.most
-    gate2 = _cache_blocks(case, fraction, pool_bytes, pool_is_explicit=pool_is_explicit)
+    gate2 = _cache_blocks(case, [requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms])
     if gate2.outcome == "fail":
         short = NoRoom(_smallest(case), gate2.have_bytes or 0, (Need(gate2.detail, gate2.need_bytes or 0),), capped=True)
         return _refuse(case, _reason(case, short), short, gate1, gate2)
-    if isinstance(choice, Emit) and fraction < case.policy.min_utilization:
-        return _refuse(case, "below_min_utilization", _below_min_utilization(case, choice), gate1, gate2)
-    return _launch(case, choice, gate1, gate2)
+    return _launch(case, options, choice, gate1, gate2)
 
 
 def _free_memory(case: Case, least: float, most: float) -> Gate:
     return gates.free_memory(case.rooms, least, most, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
 
 
-def _cache_blocks(case: Case, fraction: float, pool_bytes: int | None, *, pool_is_explicit: bool) -> Gate:
-    floor = case.known_weights.floor_bytes if case.known_weights else None
-    if pool_bytes is not None:
-        return gates.explicit_pool(case.rooms, floor, pool_bytes)
-    if pool_is_explicit:
-        return gates.cache_blocks(None, None, "--num-gpu-blocks-override sets the pool")
-    because = case.weights if isinstance(case.weights, str) else "half of the weight files is the least that must be loaded"
-    return gates.cache_blocks(min(requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms), floor, because)
+def _cache_blocks(case: Case, budgets_bytes: list[int]) -> Gate:
+    """Gate 2 at these budgets: weights against them, or a pool given in bytes against what is free beside the weights."""
+    weights = case.known_weights
+    because = case.weights if isinstance(case.weights, str) else "the least that must be loaded of the weight files"
+    if case.pool_bytes is not None:
+        because = "the KV cache size is given"
+        bounds = [gates.Bound(_open_bytes(each) - case.weights_floor_bytes, case.pool_bytes) for each in case.rooms]
+    elif case.pool_is_explicit:
+        because = "--num-gpu-blocks-override sets the pool"
+        bounds = [gates.Bound(None, None) for _ in case.rooms]
+    else:
+        bounds = [gates.Bound(budget, weights.floor_bytes if weights else None) for budget in budgets_bytes]
+    return gates.cache_blocks(bounds, because, world=case.chosen.world, interchangeable=case.chosen.interchangeable, assumed=case.assumed)
+
+
+def _open_bytes(each: Room) -> int:
+    return each.open_bytes - each.start_overhead.low
 
 
 def _below_min_free(case: Case) -> NoRoom | None:
@@ -92,12 +97,6 @@ def _below_min_free(case: Case) -> NoRoom | None:
         if each.device.free_bytes < need:
             return NoRoom(index, each.device.free_bytes, (Need("min_free", need),))
     return None
-
-
-def _below_min_utilization(case: Case, choice: Emit) -> NoRoom:
-    total = case.rooms[choice.limiting].device.nvml_total_bytes
-    need = Need("min_utilization", requested_bytes(total, case.policy.min_utilization))
-    return NoRoom(choice.limiting, requested_bytes(total, choice.fraction), (need,), capped=True)
 
 
 def _smallest(case: Case) -> int:
@@ -111,26 +110,35 @@ def _reason(case: Case, short: NoRoom) -> RefusalReason:
     floor = case.weights_floor_bytes
     if floor + each.start_overhead.low > each.device.nvml_total_bytes:
         return "model_too_large"
+    if short.needs[0].name == "min_utilization":
+        return "below_min_utilization"
     if short.capped:
         return "model_too_large" if floor > short.have_bytes else "below_min_kv_cache"
-    return "gpu_busy" if case.asked.given or each.usable_without_outside_bytes <= floor else "below_min_kv_cache"
+    return "gpu_busy" if case.asked.given or each.left_bytes(outside_bytes=0, margin_bytes=each.margin_bytes) <= floor else "below_min_kv_cache"
 
 
 def _is_starved(case: Case, fraction: float) -> bool:
-    """Whether the least weights and the least activations of the batch alone exceed the budget, so that nothing is left for the KV cache."""
+    """Whether the least weights and activations exceed the budget, or what is free beside a pool given in bytes, on more devices than can be spared."""
+    if case.pool_is_explicit and case.pool_bytes is None:
+        return False
     tokens = case.batch(starved=False).max_num_batched_tokens
-    activation = activation_floor_bytes(case.traits, tokens, max(1, case.command.integer("tensor_parallel_size", 1)))
-    return any(case.weights_floor_bytes + activation > requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms)
+    need = case.weights_floor_bytes + activation_floor_bytes(case.traits, tokens, max(1, case.command.integer("tensor_parallel_size", 1)))
+    if case.pool_bytes is not None:
+        starved = [need + case.pool_bytes > _open_bytes(each) for each in case.rooms]
+    else:
+        starved = [need > requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms]
+    spare = len(case.rooms) - case.chosen.world if case.chosen.interchangeable else 0
+    return sum(starved) > spare
 
 
-def _launch(case: Case, choice: Emit | Keep, gate1: Gate, gate2: Gate) -> Launch:
+def _launch(case: Case, options: Options, choice: Emit | Keep, gate1: Gate, gate2: Gate) -> Launch:
     changes: list[Change] = []
     fraction = case.asked.most
     if isinstance(choice, Emit):
         fraction = choice.fraction
         gate1 = _free_memory(case, fraction, fraction)
         before = case.command.given["gpu_memory_utilization"].text if case.asked.given else format_fraction(case.asked.most)
-        because = share_text(case.rooms, choice, case.asked, case.policy, case.known_weights)
+        because = because_text(replace(options, weights=None) if case.pool_is_explicit else options, choice)
         changes.append(Change("gpu_memory_utilization", before, format_fraction(fraction), because))
     batch = case.batch(starved=_is_starved(case, fraction))
     if batch.emit is not None:
@@ -149,18 +157,17 @@ def _launch(case: Case, choice: Emit | Keep, gate1: Gate, gate2: Gate) -> Launch
 
 
 def _refuse(case: Case, reason: RefusalReason, short: NoRoom, gate1: Gate, gate2: Gate | None = None) -> Refusal:
-    """A refusal; its gates are judged at what was asked, the second one at the most that the device could give."""
+    """A refusal; its gates are judged at what was asked, the second one at the most that the devices could give."""
     each = case.rooms[short.device]
     need_free = short.need_bytes + (each.start_overhead.likely + each.margin_bytes if short.capped else 0)
     if gate2 is None:
-        best = floor4(max(0, each.usable_without_outside_bytes), each.device.nvml_total_bytes)
-        gate2 = _cache_blocks(case, best, None, pool_is_explicit=False)
+        gate2 = _cache_blocks(case, [max(0, room.left_bytes(outside_bytes=0, margin_bytes=0)) for room in case.rooms])
     assessment = Assessment(
         devices=device_plans(case, short),
         settings=effective_settings(case, ()),
         changes=(),
         gates=(gate1, gate2, _ONE_SEQUENCE),
         warnings=case.warnings,
-        fixes=fixes_for(reason, each, need_free, case.facts, given=case.asked.given),
+        fixes=fixes_for(case, reason, each, need_free),
     )
     return Refusal(assessment, reason, ExitCode.REFUSED_FOR_NOW, short.device, short.have_bytes, short.needs, short.capped)

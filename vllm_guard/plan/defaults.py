@@ -47,6 +47,7 @@ class Behaviour:
     batch_follows_lengths: bool
     default_seqs_are_clipped: bool
     prefix_lm_raises_batch: bool
+    blocks_override_replaces_checks: bool = True
     v2_sampler_outside: bool = False
     hybrid_batch_floor: bool = False
 
@@ -68,6 +69,7 @@ BEHAVIOURS: Final = (
         batch_follows_lengths=False,
         default_seqs_are_clipped=False,
         prefix_lm_raises_batch=False,
+        blocks_override_replaces_checks=False,
     ),
     Behaviour(
         first=Release(0, 10, 2),
@@ -80,6 +82,7 @@ BEHAVIOURS: Final = (
         batch_follows_lengths=False,
         default_seqs_are_clipped=True,
         prefix_lm_raises_batch=False,
+        blocks_override_replaces_checks=False,
     ),
     Behaviour(
         first=Release(0, 11, 2),
@@ -92,6 +95,7 @@ BEHAVIOURS: Final = (
         batch_follows_lengths=True,
         default_seqs_are_clipped=True,
         prefix_lm_raises_batch=False,
+        blocks_override_replaces_checks=False,
     ),
     Behaviour(
         first=Release(0, 18, 1),
@@ -104,6 +108,7 @@ BEHAVIOURS: Final = (
         batch_follows_lengths=True,
         default_seqs_are_clipped=True,
         prefix_lm_raises_batch=False,
+        blocks_override_replaces_checks=False,
         hybrid_batch_floor=True,
     ),
     Behaviour(

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Final
 
-from vllm_guard.facts import Facts, Gpu, GpuProcess
+from vllm_guard.facts import Gpu, Release, parse_release
 from vllm_guard.plan.budget import Room, format_fraction, fraction_within
+from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
-from vllm_guard.units import floor_mib
+from vllm_guard.plan.largest import least_budget
+from vllm_guard.units import ceil_mib, floor_mib
 
-_MOST_FIXES = 2
+_MOST_FIXES: Final = 2
+# Up to here vLLM reads the entries of CUDA_VISIBLE_DEVICES as integers (platforms/cuda.py).
+_LAST_WITHOUT_UUIDS: Final = Release(0, 21, 0)
 
 
-def fixes_for(reason: RefusalReason, room: Room, need_free_bytes: int, facts: Facts, *, given: bool) -> tuple[str, ...]:
+def fixes_for(case: Case, reason: RefusalReason, room: Room, need_free_bytes: int) -> tuple[str, ...]:
     """Actions that the reader can carry out on this host; `need_free_bytes` is what the device would have to have free."""
-    return tuple(_candidates(reason, room, need_free_bytes, facts, given=given))[:_MOST_FIXES]
+    return tuple(_candidates(case, reason, room, need_free_bytes))[:_MOST_FIXES]
 
 
-def _candidates(reason: RefusalReason, room: Room, need_free_bytes: int, facts: Facts, *, given: bool) -> Iterator[str]:
+def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: int) -> Iterator[str]:
     if reason == "model_too_large":
         yield "use more cards (--tensor-parallel-size), or serve a quantized build"
         return
-    if given and reason == "gpu_busy" and room.usable_bytes > 0:
-        fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
-        if fraction > 0:
-            yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
-    holders = _largest_holders(room)
+    fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
+    least = least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit)
+    if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
+        yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
+    missing = f"{ceil_mib(max(0, need_free_bytes - room.open_bytes))} MiB"
     if room.device.kind == "cpu":
-        yield f"free {floor_mib(max(0, need_free_bytes - room.open_bytes))} MiB of host memory"
+        yield f"free {missing} of host memory"
         return
-    free_card = _card_with(facts, room, need_free_bytes)
-    if free_card is not None:
-        yield f"CUDA_VISIBLE_DEVICES={free_card.uuid} ({free_card.name}, {floor_mib(free_card.free_bytes)} MiB free)"
+    other = _other_card(case, need_free_bytes)
+    if other is not None:
+        yield other
+    holders = sorted((process for process in room.device.processes if process.used_bytes), key=lambda process: process.used_bytes or 0, reverse=True)
     if holders:
-        biggest = holders[0]
-        yield f"stop pid {biggest.pid} (frees {floor_mib(biggest.used_bytes or 0)} MiB), or wait until it ends"
+        yield f"stop pid {holders[0].pid} (frees {floor_mib(holders[0].used_bytes or 0)} MiB)"
     else:
-        yield f"free memory on GPU {room.device.ordinal}; whoever holds it is not visible from here"
+        yield f"free {missing} on GPU {room.device.ordinal}; whoever holds it is not visible from here"
 
 
-def _largest_holders(room: Room) -> Sequence[GpuProcess]:
-    known = [process for process in room.device.processes if process.used_bytes]
-    return sorted(known, key=lambda process: process.used_bytes or 0, reverse=True)
-
-
-def _card_with(facts: Facts, room: Room, need_free_bytes: int) -> Gpu | None:
-    """The card with the most free memory that has enough, other than this one; cards in use by this command are not better, so the first choice only."""
-    cards = [gpu for gpu in facts.gpus if isinstance(gpu, Gpu) and gpu.uuid != room.device.uuid and gpu.free_bytes >= need_free_bytes]
-    return max(cards, key=lambda gpu: gpu.free_bytes, default=None)
+def _other_card(case: Case, need_free_bytes: int) -> str | None:
+    """How to take the freest card that has enough, for a command of one rank; named as this release understands it."""
+    used = {each.device.uuid for each in case.rooms}
+    cards = [gpu for gpu in case.facts.gpus if isinstance(gpu, Gpu) and gpu.uuid not in used and gpu.free_bytes >= need_free_bytes]
+    if case.chosen.world > 1 or not cards:
+        return None
+    best = max(cards, key=lambda gpu: gpu.free_bytes)
+    release = parse_release(case.facts.vllm_version)
+    by_index = release is not None and release <= _LAST_WITHOUT_UUIDS
+    entry = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={best.nvml_index}" if by_index else f"CUDA_VISIBLE_DEVICES={best.uuid}"
+    return f"{entry} ({best.name}, {floor_mib(best.free_bytes)} MiB free)"

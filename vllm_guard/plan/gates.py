@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vllm_guard.plan.budget import Room, cuda_total_bytes
 from vllm_guard.plan.decision import Gate, Outcome
@@ -43,16 +44,21 @@ def _combined(outcomes: Sequence[Outcome], world: int, *, interchangeable: bool)
     return "pass" if all(outcome == "pass" for outcome in outcomes) else "uncertain"
 
 
-def cache_blocks(budget_bytes: int | None, weights_floor_bytes: int | None, because: str) -> Gate:
-    """Gate 2 as far as the checkpoint's size proves it: weights that alone exceed the budget leave no KV cache. Else unknown."""
-    if budget_bytes is None or weights_floor_bytes is None:
-        return Gate("cache_blocks", "unknown", budget_bytes, weights_floor_bytes, because)
-    outcome: Outcome = "fail" if weights_floor_bytes > budget_bytes else "unknown"
-    return Gate("cache_blocks", outcome, budget_bytes, weights_floor_bytes, because)
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one device can give, and the least that must fit into it; None where nothing is proved."""
+
+    have_bytes: int | None
+    need_bytes: int | None
 
 
-def explicit_pool(rooms: Sequence[Room], weights_floor_bytes: int | None, kv_cache_memory_bytes: int) -> Gate:
-    """Gate 2 for a pool that the user gave in bytes: it fails for sure when it and the least weights exceed what is free."""
-    have = min(each.open_bytes - each.start_overhead.low for each in rooms) - (weights_floor_bytes or 0)
-    outcome: Outcome = "fail" if kv_cache_memory_bytes > have else "unknown"
-    return Gate("cache_blocks", outcome, have, kv_cache_memory_bytes, "the KV cache size is given in bytes")
+def cache_blocks(bounds: Sequence[Bound], because: str, *, world: int, interchangeable: bool, assumed: bool) -> Gate:
+    """Gate 2 as far as it can be proved: a need above what a device can give leaves no KV cache. Else unknown; uncertain for a release that is assumed."""
+    outcomes: list[Outcome] = ["fail" if _gap(bound) > 0 else "unknown" for bound in bounds]
+    tightest = max(bounds, key=_gap)
+    outcome = _combined(outcomes, world, interchangeable=interchangeable) if "fail" in outcomes else "unknown"
+    return Gate("cache_blocks", "uncertain" if outcome == "fail" and assumed else outcome, tightest.have_bytes, tightest.need_bytes, because)
+
+
+def _gap(bound: Bound) -> int:
+    return -1 if bound.have_bytes is None or bound.need_bytes is None else bound.need_bytes - bound.have_bytes
