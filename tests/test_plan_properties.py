@@ -13,7 +13,7 @@ from vllm_guard.facts import Claim, Facts, Gpu
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.plan.decision import Decision, DevicePlan, Launch, Refusal
 from vllm_guard.plan.policy import Amount, Policy
-from vllm_guard.render.text import equation
+from vllm_guard.render.devices import equation
 from vllm_guard.units import MIB
 
 VERSIONS = (

@@ -490,7 +490,7 @@ NODES = (NumaNode(0, 32 * GIB, 30 * GIB), NumaNode(1, 16 * GIB, 9 * GIB))
         pytest.param((), None, 1, [("NUMA node 0", 64, 60, 1)], id="a host of unknown nodes is one node"),
         pytest.param((), 8, 3, [("NUMA node 0", 8, 8, 3)], id="the cgroup's limit bounds both figures"),
         pytest.param(NODES, None, 1, [("NUMA node 0", 32, 30, 1)], id="rank 0 on node 0"),
-        pytest.param(NODES, 20, 3, [("NUMA node 0", 32, 30, 2), ("NUMA node 1", 16, 9, 1)], id="ranks go round the nodes, which were clamped as they were read"),
+        pytest.param(NODES, 20, 3, [("NUMA node 0", 32, 30, 2), ("NUMA node 1", 16, 9, 1)], id="ranks go round the nodes as they were read"),
         pytest.param((NumaNode(0, 0, 0), NODES[1]), None, 1, [("NUMA node 1", 16, 9, 1)], id="a node without memory is passed over"),
     ],
 )

@@ -47,6 +47,15 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         raise _launch_error(argv[0], environment, error) from error
 
 
+def require_program(program: str, environ: Mapping[str, str]) -> None:
+    """Raises the LaunchError that `launch` would end in where that is plain to see, so that it is said before a verdict and not after."""
+    located = shutil.which(program, mode=os.F_OK, path=environ.get("PATH", os.defpath))
+    if located is None:
+        raise _launch_error(program, environ, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if not os.access(located, os.X_OK):
+        raise _launch_error(program, environ, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 def child_environment(environ: Mapping[str, str], initial: Mapping[bytes, bytes] | None) -> dict[str, str]:
     """The environment for vLLM: without VLLM_GUARD_ variables, which vLLM would warn about, and with LC_CTYPE as it was at the start where Python set it.
 

@@ -80,6 +80,16 @@ def of_file(environ: Mapping[str, str], command: str) -> tuple[Layer, tuple[Warn
     return {key: Given(value, f"file {path} key {key}") for key, value in document.items()}, ()
 
 
+def value_in_file(environ: Mapping[str, str], setting: str) -> str | None:
+    """What the TOML file says of one setting, as text; None when it says nothing or cannot be used. Never raises, whatever else is broken."""
+    try:
+        path = environ.get(_CONFIG_VARIABLE, CONFIG_PATH)
+        value = _read_toml(path).get(setting) if path else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
 def shown(value: object) -> str:
     """The repr of a value, shortened; a number too long to print is named by its type."""
     try:

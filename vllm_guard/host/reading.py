@@ -1,14 +1,23 @@
-"""One reading of this host, as `Facts`."""
+"""One reading of this host, or of a snapshot of one, as `Facts`."""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
-from vllm_guard.errors import MeasureError
+from vllm_guard.errors import MeasureError, UsageError
 from vllm_guard.facts import Facts, Gpu, NvmlFault, UnreadableGpu, decides
 from vllm_guard.host.memory import read_host
+from vllm_guard.host.snapshot import parse_facts
+from vllm_guard.host.vllm_install import device_of_version
+
+_LARGEST_SNAPSHOT_BYTES: Final = 64 << 20
+_TAKE_AGAIN: Final = "take it again with vllm-guard snapshot"
 
 
 def read_facts(vllm_version: str | None, vllm_device: str, environ: Mapping[str, str]) -> Facts:
@@ -31,3 +40,19 @@ def read_facts(vllm_version: str | None, vllm_device: str, environ: Mapping[str,
         nvml_fault=fault,
         environment=MappingProxyType({name: value for name, value in environ.items() if decides(name)}),
     )
+
+
+def read_snapshot(path: str, vllm_version: str | None, environ: Mapping[str, str]) -> Facts:
+    """The facts of a snapshot file, a pipe included; `vllm_version` overrides the file's release and build. Raises UsageError when it is none."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST_SNAPSHOT_BYTES + 1)
+        if len(data) > _LARGEST_SNAPSHOT_BYTES:
+            msg = f"the snapshot {path!r} is larger than 64 MiB"
+            raise UsageError(msg, _TAKE_AGAIN)
+        document = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"the snapshot {path!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise UsageError(msg, _TAKE_AGAIN) from error
+    facts = parse_facts(document, environ)
+    return facts if vllm_version is None else replace(facts, vllm_version=vllm_version, vllm_device=device_of_version(vllm_version))

@@ -36,8 +36,12 @@ def _gpu_document(gpu: Gpu | UnreadableGpu, own_user: str | None, *, with_comman
     if isinstance(gpu, UnreadableGpu):
         return {**asdict(gpu), "unreadable": True}
     capability = None if gpu.compute_capability is None else ".".join(map(str, gpu.compute_capability))
-    kept = [process if with_commands or process.user == own_user else replace(process, user=None, command=None) for process in gpu.processes]
+    kept = [process if with_commands or _is_own(process, own_user) else replace(process, user=None, command=None) for process in gpu.processes]
     return {**asdict(gpu), "compute_capability": capability, "processes": [asdict(process) for process in kept]}
+
+
+def _is_own(process: GpuProcess, own_user: str | None) -> bool:
+    return own_user is not None and process.user == own_user
 
 
 def parse_facts(document: object, caller_environment: Mapping[str, str]) -> Facts:

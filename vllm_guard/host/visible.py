@@ -84,7 +84,9 @@ def _visible_text(facts: Facts, slots: tuple[Slot, ...]) -> str:
 
 
 def _widen(facts: Facts) -> str:
-    return f"name more of the {len(places_of(facts.gpus))} GPUs of this host in CUDA_VISIBLE_DEVICES or --device-ids, or use fewer ranks"
+    cards = len(places_of(facts.gpus))
+    named = "the one GPU" if cards == 1 else f"more of the {cards} GPUs"
+    return f"name {named} of this host in CUDA_VISIBLE_DEVICES or --device-ids, or use fewer ranks"
 
 
 def _choose(facts: Facts, slots: tuple[Slot, ...], tier: tuple[int, str], warnings: tuple[Warn, ...]) -> Chosen | Unusable:

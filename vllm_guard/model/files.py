@@ -31,9 +31,10 @@ def read_model(model: str | None, revision: str | None, download_dir: str | None
     if isinstance(config, str):
         return UnknownCheckpoint(f"{folder / 'config.json'}: {config}")
     weights = _weight_files_bytes(folder)
+    embeds = (folder / "modules.json").exists()  # vLLM makes such a folder a pooling model (config/model.py)
     if isinstance(weights, str):
-        return Checkpoint(str(folder), config, None, weights)
-    return Checkpoint(str(folder), config, weights)
+        return Checkpoint(str(folder), config, None, weights, embeds)
+    return Checkpoint(str(folder), config, weights, None, embeds)
 
 
 def model_folder(model: str, revision: str | None, download_dir: str | None, environ: Mapping[str, str]) -> Path | UnknownCheckpoint:
@@ -55,9 +56,13 @@ def _cache_root(download_dir: str | None, environ: Mapping[str, str]) -> Path:
     if download_dir:
         return Path(download_dir)
     if environ.get("HF_HUB_CACHE"):
-        return Path(environ["HF_HUB_CACHE"]).expanduser()
+        return _expanded(environ["HF_HUB_CACHE"])
     home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118 - as huggingface_hub joins it
-    return Path(home).expanduser() / "hub"
+    return _expanded(home) / "hub"
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for a user without a home, as random uids in containers are
 
 
 def _commit(repository: Path, revision: str) -> str:

@@ -16,14 +16,13 @@ from vllm_guard.plan.assess import device_plans, effective_settings, given_setti
 from vllm_guard.plan.budget import Room, format_fraction
 from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
-from vllm_guard.plan.decision import Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
+from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
 from vllm_guard.plan.fixes import fixes_for
 from vllm_guard.plan.largest import least_budget
 from vllm_guard.plan.policy import Policy
 from vllm_guard.plan.utilization import Options, because_text, choose_utilization
 from vllm_guard.units import ExitCode, requested_bytes
 
-_NOT_JUDGED: Final = tuple(Gate(name, "unknown", None, None, "not judged") for name in ("free_memory", "cache_blocks", "one_sequence"))
 _ONE_SEQUENCE: Final = Gate("one_sequence", "unknown", None, None, "KV bytes of one sequence are not worked out in this release")
 
 
@@ -44,7 +43,7 @@ def decide(facts: Facts, command: Command, selection: Selection, checkpoint: Che
 
 
 def _untouched(command: Command, warning: Warn) -> Launch:
-    return Launch(Assessment((), given_settings(command), (), _NOT_JUDGED, (*command.warnings, warning), (), unchanged_because=warning.message))
+    return Launch(Assessment((), given_settings(command), (), NOT_JUDGED, (*command.warnings, warning), (), unchanged_because=warning.message))
 
 
 def _weigh(case: Case) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from vllm_guard.facts import Device, Warn
 from vllm_guard.units import ExitCode
@@ -24,6 +24,9 @@ class Gate:
     have_bytes: int | None
     need_bytes: int | None
     detail: str
+
+
+NOT_JUDGED: Final = tuple(Gate(name, "unknown", None, None, "not judged") for name in ("free_memory", "cache_blocks", "one_sequence"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
         yield other
     holders = sorted((process for process in room.device.processes if process.used_bytes), key=lambda process: process.used_bytes or 0, reverse=True)
     if holders:
-        yield f"stop pid {holders[0].pid} (frees {floor_mib(holders[0].used_bytes or 0)} MiB)"
+        frees = f"pid {holders[0].pid} (frees {floor_mib(holders[0].used_bytes or 0)} MiB)"
+        yield f"wait for the end of {frees}" if holders[0].exiting else f"stop {frees}"
     else:
         yield f"free {missing} on GPU {room.device.ordinal}; whoever holds it is not visible from here"
 

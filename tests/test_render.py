@@ -1,0 +1,36 @@
+"""Bars and ages; whole screens are in the golden files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_guard.render.bars import WIDTH, share_cells
+from vllm_guard.render.devices import age_text, plain
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=4, max_size=4))
+def test_a_bar_is_full_and_shows_each_part(parts: list[int]) -> None:
+    """Every positive part has a cell, and the cells add up."""
+    cells = share_cells(parts, WIDTH)
+
+    assert WIDTH == sum(cells)
+    assert all(count >= 1 for count, part in zip(cells, parts, strict=True) if part > 0)
+
+
+@pytest.mark.parametrize(("parts", "cells"), [([1, 1, 1, 1], [12, 12, 12, 12]), ([0, 0, 0, 0], [0, 0, 0, 48]), ([50, 50, 0, 0], [24, 24, 0, 0])])
+def test_cells_are_in_proportion(parts: list[int], cells: list[int]) -> None:
+    """Whole cells."""
+    assert cells == share_cells(parts, 48)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7300, "2 h"), (9 * 86_400 + 5, "9 d")])
+def test_an_age_is_the_largest_whole_unit(seconds: float, text: str) -> None:
+    """Rounded down."""
+    assert text == age_text(seconds)
+
+
+def test_nothing_that_a_terminal_acts_on_gets_through() -> None:
+    """Names of processes and cards are anybody's data."""
+    assert plain("a\x1b[31mb\nc\u202ed") == "a?[31mb?c?d"
