@@ -1,0 +1,63 @@
+"""The console script: `mode=off` first, then everything else, and the last resort when the guard itself fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from vllm_guard.bypass import asks_serve, become_vllm
+from vllm_guard.flags import mode_off, strip_flags
+from vllm_guard.units import ExitCode
+
+
+def run() -> NoReturn:
+    """Runs the guard on this process's argv; exits with its code, or becomes vLLM."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted check dies by the signal, as any program
+    _fill_closed_streams()
+    argv, invoked = sys.argv[1:], sys.argv[0]
+    try:
+        code = _run(argv, invoked)
+    except Exception:  # noqa: BLE001 - the last resort, around imports too: a bug of ours or a broken library must not stop vLLM
+        with suppress(OSError, ValueError):
+            traceback.print_exc()
+        code = _start_all_the_same(argv, invoked) if asks_serve(strip_flags(argv)) else ExitCode.BUG
+    _leave(code)
+
+
+def _run(argv: list[str], invoked: str) -> int:
+    if mode_off(argv, os.environ) and asks_serve(strip_flags(argv)):
+        return become_vllm(argv, invoked, os.environ)
+    from vllm_guard.cli import main  # noqa: PLC0415 - imports the libraries, which mode=off does not need
+
+    return main(argv, invoked, os.environ)
+
+
+def _start_all_the_same(argv: list[str], invoked: str) -> int:
+    with suppress(OSError, ValueError):
+        sys.stderr.write("vllm-guard: warning: the above is a bug of vllm-guard; starting vLLM with the command line as given\n")
+    return become_vllm(argv, invoked, os.environ)
+
+
+def _fill_closed_streams() -> None:
+    """A stream that was closed (2>&-) is None to Python: there, what is said goes nowhere. The descriptors do not survive exec."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends with this status, whatever a full disk or a closed pipe does to the streams: at a normal end Python would make it 120."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,1 @@
+"""The whole thing without a GPU and without vLLM."""

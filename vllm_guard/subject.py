@@ -1,0 +1,101 @@
+"""What is to be decided about: the command line, the vLLM that would run it, and the model's files. Read first, before any memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from vllm_guard.command.parse import Command, config_path, parse
+from vllm_guard.command.rewrite import rewrite
+from vllm_guard.errors import LaunchError
+from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
+from vllm_guard.host.visible import select_devices
+from vllm_guard.host.vllm_install import device_of_version, find_executable, read_install
+from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
+from vllm_guard.model.files import read_model
+from vllm_guard.plain_file import read_plain_file
+from vllm_guard.plan.decide import decide
+from vllm_guard.plan.decision import Decision, Launch
+from vllm_guard.plan.policy import Policy
+
+_LARGEST_CONFIG_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """The vLLM that would run: the words that start it, or why there are none, its release and its build."""
+
+    words: tuple[str, ...] | None
+    missing: LaunchError | None
+    version: str | None
+    device: str
+    warnings: tuple[Warn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A command line with everything about it that is not memory."""
+
+    vllm: Vllm
+    release: Release | None
+    command: Command
+    checkpoint: Checkpoint | UnknownCheckpoint
+
+    def decide(self, facts: Facts, policy: Policy) -> Decision:
+        """The decision on one reading."""
+        return decide(facts, self.command, select_devices(facts, self.command, self.release), self.checkpoint, policy)
+
+    def free_bytes(self, facts: Facts) -> tuple[int, ...]:
+        """Free memory of the devices that the command uses; nothing when they are not known."""
+        selection = select_devices(facts, self.command, self.release)
+        return tuple(device.free_bytes for device in selection.devices) if isinstance(selection, Chosen) else ()
+
+    @property
+    def untouched(self) -> tuple[str, ...]:
+        """The whole argv with nothing changed."""
+        return (*(self.vllm.words or ("vllm",)), "serve", *self.command.argv)
+
+    def words(self, decision: Decision) -> tuple[str, ...]:
+        """The whole argv that would be executed after this decision."""
+        changes = {change.dest: change.after for change in decision.assessment.changes} if isinstance(decision, Launch) else {}
+        start = len(self.untouched) - len(self.command.argv)
+        return (*self.untouched[:start], *rewrite(self.command.argv, changes, self.release))
+
+
+def find_vllm(setting: str | None, version_setting: str | None, *, invoked: str, environ: Mapping[str, str]) -> Vllm:
+    """Where vLLM is and what it is. A missing one is not an error here: `check` needs none."""
+    warnings: tuple[Warn, ...] = ()
+    version, device, words, missing = None, "cuda", None, None
+    try:
+        words = find_executable(setting, invoked=Path(invoked), path=environ.get("PATH", os.defpath))
+        install = read_install(words)
+        version, device = install.version, install.device if install.device != "unknown" else "cuda"
+    except LaunchError as error:
+        missing = error
+    if version_setting is not None:
+        if version is not None and version != version_setting:
+            warnings = (Warn("version_contradicts", f"vllm_version says {version_setting}, installed is {version}: {version_setting} counts"),)
+        version, device = version_setting, device_of_version(version_setting)
+    return Vllm(words, missing, version, device, warnings)
+
+
+def read_subject(argv: Sequence[str], vllm: Vllm, environ: Mapping[str, str]) -> Subject:
+    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch."""
+    release = parse_release(vllm.version)
+    path = config_path(argv, release)
+    command = parse(argv, release, None if path is None else _read_text(path))
+    command = replace(command, warnings=(*vllm.warnings, *command.warnings))
+    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
+    return Subject(vllm, release, command, checkpoint)
+
+
+def _read_text(path: str) -> str | None:
+    """The text of a plain file of at most 1 MiB, else None. A pipe is not read: vLLM would find it empty."""
+    data = read_plain_file(path, _LARGEST_CONFIG_BYTES)
+    try:
+        return None if isinstance(data, str) else data.decode()
+    except UnicodeDecodeError:
+        return None
