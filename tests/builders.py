@@ -30,7 +30,7 @@ LLAMA_CONFIG: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def gpu(  # noqa: PLR0913 - every field of a card, by keyword
+def gpu(
     index: int = 0,
     *,
     total_mib: int = 81_559,

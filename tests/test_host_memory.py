@@ -1,6 +1,5 @@
 """Host memory from trees of files as kernels show them."""
 
-
 from __future__ import annotations
 
 import os

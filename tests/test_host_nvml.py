@@ -1,6 +1,5 @@
 """The cards through the real pynvml, on a stand-in driver that plays what drivers do."""
 
-
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Real processes of this host, described: names, titles, zombies, and engines that lost their parent."""
 
-
 from __future__ import annotations
 
 import os

@@ -1,0 +1,112 @@
+"""What people read, whole: the texts in tests/golden. They are rewritten only by `pytest --update-golden`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+from golden_files import Golden
+from guard_process import Call, Ended
+
+MIB: Final = 1 << 20
+CONSOLE = {"VLLM_GUARD_LOG_FORMAT": "console"}
+
+Json = dict[str, Any]
+
+
+def process(pid: int, used_mib: int | None, command: str, **more: object) -> Json:
+    """A process on a card."""
+    used = None if used_mib is None else used_mib * MIB
+    return {
+        "pid": pid,
+        "kind": "compute",
+        "name": command.partition(" ")[0],
+        "user": "alice",
+        "command": command,
+        "used_bytes": used,
+        "age_seconds": 10_900,
+        **more,
+    }
+
+
+TRAINING = process(48213, 32_480, "python train.py --lr")
+SERVER = process(977, 18_140, "VLLM::EngineCore", user="svc", age_seconds=790_000, vllm=True)
+ORPHAN = process(61650, 74_512, "VLLM::EngineCore", user="svc", age_seconds=93_600, vllm=True, orphan=True)
+UNTOLD = process(5, None, "Xorg", user=None, age_seconds=None)
+HIDDEN = {"pid": 7, "kind": "compute", "name": "unknown", "used_bytes": 300 * MIB}
+
+
+def card(index: int, free_mib: int, *processes: Json) -> Json:
+    """An H100 of a snapshot."""
+    return {
+        "nvml_index": index,
+        "uuid": f"GPU-3f1c9a2{index}-0000-4000-8000-000000000000",
+        "name": "NVIDIA H100 80GB HBM3",
+        "nvml_total_bytes": 81_559 * MIB,
+        "driver_reserved_bytes": 551 * MIB,
+        "free_bytes": free_mib * MIB,
+        "processes": list(processes),
+    }
+
+
+IDLE = card(0, 81_008)
+SHARED = card(0, 30_112, TRAINING, SERVER, UNTOLD)
+FULL = card(0, 322, ORPHAN, process(2101, 4_810, "python notebook.py", user="bob", age_seconds=400), HIDDEN)
+
+
+MODEL_FILES = {
+    "model/config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 32_768, "torch_dtype": "bfloat16"}),
+    "model/model.safetensors.index.json": json.dumps({"metadata": {"total_size": 400 << 30}, "weight_map": {}}),
+}
+
+
+def report(gpus: Sequence[Json], *words: str, environ: Mapping[str, str] | None = None, visible: str | None = None, device: str = "cuda") -> Call:
+    """`check` on a snapshot of these cards; with `cpu`, on one of 64 GiB of host memory."""
+    node = {"node": 0, "total_bytes": 64 << 30, "available_bytes": 60 << 30}
+    memory = {"memory_total_bytes": 64 << 30, "memory_available_bytes": 60 << 30, "nodes": [node]}
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    snapshot = {"schema_version": 1, "vllm_version": "0.32.0", "vllm_device": device, "environment": environment, "host": memory, "gpus": gpus}
+    model = () if "{folder}/model" in words else ("org/model",)
+    files = {"snapshot.json": json.dumps(snapshot), **MODEL_FILES}
+    return Call(["check", *model, *words, "--guard-snapshot={folder}/snapshot.json"], {**CONSOLE, **(environ or {})}, files=files)
+
+
+def serve(environ: Mapping[str, str | None], init_error: int | None = None) -> Call:
+    """`serve` where it does not come to a verdict."""
+    return Call(["serve", "org/model"], {**CONSOLE, **environ}, init_error=init_error)
+
+
+SCREENS = {
+    "launch_unchanged": report([IDLE]),
+    "launch_lowered": report([SHARED], "--max-model-len", "32k"),
+    "launch_given_value_lowered": report([SHARED], "--gpu-memory-utilization=0.95"),
+    "launch_two_cards": report([IDLE, card(1, 61_220, process(9, 19_000, "python train.py"))], "--tensor-parallel-size", "2"),
+    "launch_capped_batch": report([IDLE], "{folder}/model", "-tp", "1", "--load-format", "dummy", environ={"VLLM_GUARD_BATCHED_TOKENS": "4096"}),
+    "launch_rejected_by_vllm": report([IDLE], "--max-num-seqs", "many"),
+    "launch_cpu_two_ranks": report([], "-tp", "2", device="cpu"),
+    "refused_gpu_busy": report([FULL]),
+    "refused_gpu_busy_other_card_free": report([FULL, card(1, 81_008)], visible="0"),
+    "refused_given_value_kept": report([SHARED], "--gpu-memory-utilization=0.9", environ={"VLLM_GUARD_ON_EXPLICIT": "keep"}),
+    "refused_model_too_large": report([IDLE], "{folder}/model"),
+    "refused_below_min_free": report([SHARED], environ={"VLLM_GUARD_MIN_FREE": "40GiB"}),
+    "refused_below_min_kv_cache": report([SHARED], environ={"VLLM_GUARD_MIN_KV_CACHE": "40GiB"}),
+    "refused_below_min_utilization": report([SHARED], environ={"VLLM_GUARD_MIN_UTILIZATION": "0.5"}),
+    "unmeasured_device_missing": report([IDLE], "-tp", "2"),
+    "unmeasured_no_library": serve({"LD_LIBRARY_PATH": None}),
+    "unmeasured_tolerated": serve({"VLLM_GUARD_UNMEASURED": "start"}, 9),
+    "error_not_found": serve({"PATH": "/nowhere"}),
+    "usage_bad_value": serve({"VLLM_GUARD_MARGIN": "1 GiB or so"}),
+    "demo": Call(["demo"], wrapper=["sh", "-c", 'exec "$0" "$@" 2>&1']),
+    "help": Call(["--help"]),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), SCREENS.items(), ids=SCREENS)
+def test_screens(ended: Ended, golden: Golden, name: str) -> None:
+    """The verdict, what adds up to it, the fix and the exit code; the demo and the help."""
+    text = f"{ended.stderr}[stdout]\n{ended.stdout.decode()}[exit status {ended.code}]\n"
+
+    golden(name, re.sub(r"\bpid \d+\)", "pid PID)", text.replace(str(ended.folder), "/host")))
