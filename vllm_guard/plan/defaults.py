@@ -6,7 +6,7 @@ last inspected release. Nothing is known about releases between two rows but tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from vllm_guard.facts import Release
@@ -47,123 +47,55 @@ class Behaviour:
     batch_follows_lengths: bool
     default_seqs_are_clipped: bool
     prefix_lm_raises_batch: bool
-    blocks_override_replaces_checks: bool = True
-    v2_sampler_outside: bool = False
-    hybrid_batch_floor: bool = False
+    blocks_override_replaces_checks: bool
+    v2_sampler_outside: bool
+    hybrid_batch_floor: bool
 
 
-_TWO_TIERS: Final = (LARGE_TIER, SMALL_TIER)
-_THREE_TIERS: Final = (HUGE_TIER, LARGE_TIER, SMALL_TIER)
-
-# Sources: default utilization config/cache.py; order of NCCL and the snapshot v1/worker/gpu_worker.py init_device; tiers and the min(R * L) rule
-# engine/arg_utils.py; graph estimate v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py; runner config/vllm.py.
-BEHAVIOURS: Final = (
-    Behaviour(
-        first=Release(0, 9, 2),
-        last=Release(0, 9, 2),
-        gpu_memory_utilization=0.9,
-        collectives_before_gate=False,
-        graphs_outside="always",
-        v2_runner="never",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=False,
-        default_seqs_are_clipped=False,
-        prefix_lm_raises_batch=False,
-        blocks_override_replaces_checks=False,
-    ),
-    Behaviour(
-        first=Release(0, 10, 2),
-        last=Release(0, 10, 2),
-        gpu_memory_utilization=0.9,
-        collectives_before_gate=False,
-        graphs_outside="always",
-        v2_runner="never",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=False,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=False,
-        blocks_override_replaces_checks=False,
-    ),
-    Behaviour(
-        first=Release(0, 11, 2),
-        last=Release(0, 15, 1),
-        gpu_memory_utilization=0.9,
-        collectives_before_gate=True,
-        graphs_outside="always",
-        v2_runner="opt_in",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=False,
-        blocks_override_replaces_checks=False,
-    ),
-    Behaviour(
-        first=Release(0, 18, 1),
-        last=Release(0, 18, 1),
-        gpu_memory_utilization=0.9,
-        collectives_before_gate=True,
-        graphs_outside="always",
-        v2_runner="opt_in",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=False,
-        blocks_override_replaces_checks=False,
-        hybrid_batch_floor=True,
-    ),
-    Behaviour(
-        first=Release(0, 21, 0),
-        last=Release(0, 21, 0),
-        gpu_memory_utilization=0.92,
-        collectives_before_gate=True,
-        graphs_outside="v2_runner",
-        v2_runner="opt_in",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=False,
-        hybrid_batch_floor=True,
-    ),
-    Behaviour(
-        first=Release(0, 24, 0),
-        last=Release(0, 24, 0),
-        gpu_memory_utilization=0.92,
-        collectives_before_gate=True,
-        graphs_outside="v2_runner",
-        v2_runner="six_architectures",
-        tiers=_TWO_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=True,
-        v2_sampler_outside=True,
-        hybrid_batch_floor=True,
-    ),
-    Behaviour(
-        first=Release(0, 28, 0),
-        last=Release(0, 28, 0),
-        gpu_memory_utilization=0.92,
-        collectives_before_gate=True,
-        graphs_outside="v2_runner",
-        v2_runner="most",
-        tiers=_THREE_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=True,
-    ),
-    Behaviour(
-        first=Release(0, 30, 0),
-        last=Release(0, 33, 0),
-        gpu_memory_utilization=0.92,
-        collectives_before_gate=True,
-        graphs_outside="never",
-        v2_runner="most",
-        tiers=_THREE_TIERS,
-        batch_follows_lengths=True,
-        default_seqs_are_clipped=True,
-        prefix_lm_raises_batch=True,
-    ),
+# Each row says what changed since the row before. Sources: default utilization config/cache.py; order of NCCL and the snapshot v1/worker/gpu_worker.py
+# init_device; tiers and the min(R * L) rule engine/arg_utils.py; graph estimate v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py;
+# runner config/vllm.py; --num-gpu-blocks-override v1/core/kv_cache_utils.py.
+_0_9: Final = Behaviour(
+    first=Release(0, 9, 2),
+    last=Release(0, 9, 2),
+    gpu_memory_utilization=0.9,
+    collectives_before_gate=False,
+    graphs_outside="always",
+    v2_runner="never",
+    v2_sampler_outside=False,
+    tiers=(LARGE_TIER, SMALL_TIER),
+    batch_follows_lengths=False,
+    default_seqs_are_clipped=False,
+    prefix_lm_raises_batch=False,
+    hybrid_batch_floor=False,
+    blocks_override_replaces_checks=False,
 )
+_0_10: Final = replace(_0_9, first=Release(0, 10, 2), last=Release(0, 10, 2), default_seqs_are_clipped=True)
+_0_11: Final = replace(_0_10, first=Release(0, 11, 2), last=Release(0, 15, 1), collectives_before_gate=True, v2_runner="opt_in", batch_follows_lengths=True)
+_0_18: Final = replace(_0_11, first=Release(0, 18, 1), last=Release(0, 18, 1), hybrid_batch_floor=True)
+_0_21: Final = replace(
+    _0_18,
+    first=Release(0, 21, 0),
+    last=Release(0, 21, 0),
+    gpu_memory_utilization=0.92,
+    graphs_outside="v2_runner",
+    blocks_override_replaces_checks=True,
+)
+_0_24: Final = replace(
+    _0_21, first=Release(0, 24, 0), last=Release(0, 24, 0), v2_runner="six_architectures", v2_sampler_outside=True, prefix_lm_raises_batch=True
+)
+_0_28: Final = replace(
+    _0_24,
+    first=Release(0, 28, 0),
+    last=Release(0, 28, 0),
+    v2_runner="most",
+    v2_sampler_outside=False,
+    hybrid_batch_floor=False,
+    tiers=(HUGE_TIER, LARGE_TIER, SMALL_TIER),
+)
+_0_30: Final = replace(_0_28, first=Release(0, 30, 0), last=Release(0, 33, 0), graphs_outside="never")
 
+BEHAVIOURS: Final = (_0_9, _0_10, _0_11, _0_18, _0_21, _0_24, _0_28, _0_30)
 FIRST_WITH_GATE: Final = BEHAVIOURS[0].first
 LAST_INSPECTED: Final = BEHAVIOURS[-1].last
 # The CPU build's defaults per rank, without tiers (engine/arg_utils.py).
