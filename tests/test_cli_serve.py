@@ -102,9 +102,9 @@ def ending(*words: str, environ: Mapping[str, str] | None = None) -> Call:
 # The published table, with the beginning of the line that says it.
 ENDS: Mapping[str, tuple[Call, int, str]] = {
     "unknown flag": (ending("--guard-marign=1GiB"), 64, "usage: unknown flag '--guard-marign'; the nearest known one is --guard-margin"),
-    "bad value": (ending(environ={"VLLM_GUARD_MARGIN": "much"}), 64, "usage: margin: 'much' (environment VLLM_GUARD_MARGIN) is not"),
+    "bad value": (ending(environ={"VLLM_GUARD_MARGIN": "much"}), 64, "usage: margin 'much' (environment VLLM_GUARD_MARGIN) is not"),
     "json with serve": (ending("--guard-json"), 64, "usage: json (flag --guard-json) is not for serve"),
-    "not in this release": (ending("--guard-wait=5"), 64, "usage: wait: '5' (flag --guard-wait) is not in this release"),
+    "not in this release": (ending("--guard-wait=5"), 64, "usage: wait '5' (flag --guard-wait) is not in this release"),
     "more cards than there are": (ending("-tp", "2"), 69, "error: this command takes 2 GPUs of this host, 1 visible"),
     "threshold": (ending("--guard-min-free=200GiB"), 75, "refused: GPU 0 has 81080 MiB free, min_free asks for 204800 MiB"),
     "not a program": (ending("--guard-vllm=/etc/passwd"), 126, "error: cannot run '/etc/passwd': Permission denied"),
@@ -232,6 +232,28 @@ def test_a_signal_while_checking_ends_the_guard_as_pid_1(host: Host, number: sig
     assert status == signalled(host, number, as_pid_1=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
+@pytest.mark.parametrize("seconds", [0.06, 0.1, 0.15])
+def test_pid_1_obeys_from_the_first_moment(host: Host, seconds: float) -> None:
+    """While the libraries are still being imported."""
+    host.cards(Card(free_mib=tuple((step / 10, 1000 + 500 * (step % 2)) for step in range(200))))
+    environ = host.environment({"VLLM_GUARD_SETTLE": "auto"})
+    command = ["unshare", "-fp", "--kill-child", str(GUARD), "serve", MODEL]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 5
+        while not children.read_text().split() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        guard = int(children.read_text().split()[0])
+        time.sleep(seconds)
+        while process.poll() is None and time.monotonic() < deadline:
+            os.kill(guard, signal.SIGTERM)  # before Python itself is up nobody can obey
+            time.sleep(0.05)
+
+        assert process.wait(5) == 143
+        assert time.monotonic() < deadline
+
+
 def test_an_unknown_release_and_unknown_flags_are_vllms_business(host: Host) -> None:
     """A release of the future with flags of the future starts, on an idle card and on a shared one, and the flags reach it untouched."""
     host.install("0.99.0")
@@ -243,6 +265,7 @@ def test_an_unknown_release_and_unknown_flags_are_vllms_business(host: Host) -> 
     reached = (*UNTOUCHED, *(word.encode() for word in invented))
     assert (reached, (*reached, b"--gpu-memory-utilization", b"0.3606")) == (idle.reached, busy.reached)
     assert any("0.99.0 is not known to this guard" in line for line in idle.lines[1:])
+    assert any(line.endswith("left to vLLM: --turbo, --kv-cache-shards, --plan-ahead") for line in idle.lines[1:])
 
 
 STRANGE = {"VLLM_GUARD_MARGN": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -124,3 +125,19 @@ def test_the_demo_plays_any_snapshot(host: Host) -> None:
 def test_a_snapshot_that_nobody_reads(host: Host) -> None:
     """Is no failure."""
     assert 0 == host.run("snapshot", wrapper=closing(">&-")).code
+
+
+def test_what_a_snapshot_says_about_processes_is_masked_when_it_is_read(host: Host, tmp_path: Path) -> None:
+    """A snapshot is anybody's data: secrets, escape sequences and numbers that are none do not come out again."""
+    host.cards(Card(free_mib=300, processes=(Listed(NEIGHBOUR, 80_000),)))
+    document = host.run("snapshot", environ=CONSOLE).document
+    (process,) = document["gpus"][0]["processes"]
+    process.update(name="--api-key=s3cret", command="vllm serve --hf-token s3cret\x1b[31m", age_seconds=1e999)
+    document["gpus"][0]["name"] = "https://user:s3cret@host"
+    file = tmp_path / "snapshot.json"
+    file.write_text(json.dumps(document))
+    ended = host.check(f"--guard-snapshot={file}", "--guard-json", environ=CONSOLE)
+
+    assert ended.code == 75
+    assert "s3cret" not in ended.stderr + ended.stdout.decode()
+    assert "\x1b" not in ended.stderr + ended.stdout.decode()

@@ -32,6 +32,7 @@ V0_32 = Release(0, 32)
         pytest.param(["m", '--kv-transfer-config={"Password":1}'], ["m", '--kv-transfer-config={"Password": "***"}'], id="JSON behind ="),
         pytest.param(["m", "--x", '[{"api_key": ["a", "b"]}]'], ["m", "--x", '[{"api_key": "***"}]'], id="a list of keys in JSON"),
         pytest.param(["m", "--x", '{"secret": "a", "b": 80m}'], ["m", "--x", '{"secret": "***", "b": 80m}'], id="JSON with a number of vLLM's own"),
+        pytest.param(["m", '-O{"token":"s"}'], ["m", '-O{"token": "***"}'], id="JSON glued to -O"),
         pytest.param(["m", "--x.client_secret", "s"], ["m", "--x.client_secret", "***"], id="a dotted key"),
         pytest.param(["m", "-cc.a.token=s"], ["m", "-cc.a.token=***"], id="a dotted key behind ="),
         pytest.param(

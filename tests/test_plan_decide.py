@@ -213,13 +213,20 @@ class TestThresholds:
 
         assert refused(judge(facts(BUSY), "--gpu-memory-utilization", "0.1", policy=policy)).reason == "below_min_free"
 
-    def test_min_utilization_refuses_a_lowered_fraction(self) -> None:
-        """Better not at all than that small."""
-        assert refused(judge(facts(BUSY), policy=Policy(min_utilization=0.5))).reason == "below_min_utilization"
+    @pytest.mark.parametrize("argv", [("--gpu-memory-utilization", "0.3"), ("--gpu-memory-utilization", "0.9"), ()])
+    def test_min_utilization_refuses_whatever_was_asked(self, argv: tuple[str, ...]) -> None:
+        """The operator does not want so small a server."""
+        assert refused(judge(facts(BUSY), *argv, policy=Policy(min_utilization=0.5))).reason == "below_min_utilization"
 
-    def test_min_utilization_does_not_bind_a_working_value(self) -> None:
-        """The user's own small value is the user's."""
-        assert change(judge(facts(BUSY), "--gpu-memory-utilization", "0.3", policy=Policy(min_utilization=0.5))) is None
+    def test_a_margin_that_the_card_cannot_give_refuses(self) -> None:
+        """The operator's own margin is not given away where nothing says that the model needs it."""
+        assert refused(judge(facts(gpu(free_mib=80_000)), policy=Policy(margin=Amount(79_900 * MIB)))).reason == "gpu_busy"
+
+    def test_fixed_levers_on_a_busy_card_are_the_cards_fault(self) -> None:
+        """No threshold plays a part."""
+        assert refused(judge(facts(BUSY), policy=Policy(levers=frozenset()))).reason == "gpu_busy"
+        assert refused(judge(facts(BUSY), "--kv-cache-memory-bytes", "40G")).reason == "gpu_busy"
+        assert refused(judge(facts(BUSY), "--gpu-memory-utilization", "0.9", policy=Policy(min_kv_cache_bytes=60 * GIB))).reason == "below_min_kv_cache"
 
     def test_budget_and_ceiling_bind_the_default(self) -> None:
         """A quarter of an idle card."""
@@ -227,10 +234,10 @@ class TestThresholds:
         assert change(judge(facts(), policy=Policy(budget_bytes=20 * GIB))) == "0.2511"
 
     def test_a_default_that_may_fit_is_not_refused_for_the_margin(self) -> None:
-        """A launch that would have worked is never refused, however large the margin."""
-        decision = judge(facts(gpu(free_mib=80_000)), policy=Policy(margin=Amount(79_900 * MIB)))
+        """0.92 of 6000 MiB fits beside the low overhead; what fits beside the likely one is less than the least that the guard would like."""
+        decision = judge(facts(gpu(total_mib=6000, free_mib=5930, reserved_mib=0)), model=checkpoint(4900))
 
-        assert (None, ["no_margin"]) == (change(decision), codes(decision))
+        assert ("0.8816", ["no_margin"]) == (change(decision), codes(decision))
 
     def test_the_margin_yields_to_a_model_that_needs_it_and_that_is_said(self) -> None:
         """28300 of weights and 512 of cache fit beside the overhead, not beside the margin too."""

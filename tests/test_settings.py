@@ -134,6 +134,10 @@ def test_each_way_in_is_stronger_than_the_one_before(config: Path) -> None:
         pytest.param("dry_run", "", False, id="an empty switch in the environment"),
         pytest.param("log_format", "json", "json", id="a log format"),
         pytest.param("termination_log", "", None, id="no termination log"),
+        pytest.param("vllm", "", None, id="an empty executable is auto"),
+        pytest.param("vllm_version", "", None, id="an empty release is auto"),
+        pytest.param("max_utilization", "", None, id="no ceiling"),
+        pytest.param("log_format", "", "auto", id="an empty log format is auto"),
     ],
 )
 def test_a_value_is_read_alike_from_flag_and_environment(name: str, text: str, expected: object) -> None:
@@ -192,7 +196,6 @@ def test_toml_values_may_be_native(config: Path, line: str, name: str, expected:
         pytest.param("levers", "max_model_len", "utilization, batched_tokens", id="an unknown lever"),
         pytest.param("settle", "inf", "seconds (0 or more)", id="for ever"),
         pytest.param("settle", "-1", "seconds (0 or more)", id="negative seconds"),
-        pytest.param("vllm", "", "a path", id="no path"),
         pytest.param("vllm", "a\0b", "a path", id="a path with a zero byte"),
         pytest.param("dry_run", "y", "one of 1, 0, true, false, yes, no, on, off", id="half a word"),
         pytest.param("wait", "120", "in this release: it takes 0 or off", id="a feature to come: wait"),
@@ -209,7 +212,7 @@ def test_a_bad_value_says_where_it_came_from_and_what_is_accepted(name: str, tex
     with pytest.raises(UsageError) as caught:
         load_check({}, {variable: text})
 
-    assert caught.value.message.startswith(f"{name}: {setting_layers.shown(text)} (environment {variable}) is not ")
+    assert caught.value.message.startswith(f"{name} {setting_layers.shown(text)} (environment {variable}) is not ")
     assert accepted in caught.value.message
     assert variable in caught.value.fix
     assert len(caught.value.message) < 250
@@ -230,13 +233,13 @@ def test_a_toml_value_of_the_wrong_kind_is_named_with_its_file(config: Path, lin
     """The file and the key are the origin."""
     config.write_text(line)
 
-    with pytest.raises(UsageError, match=rf"^margin: .* \(file {config} key margin\) is not a size"):
+    with pytest.raises(UsageError, match=rf"^margin .* \(file {config} key margin\) is not a size"):
         load_check()
 
 
 def test_a_flag_is_named_as_it_is_typed() -> None:
     """With dashes."""
-    with pytest.raises(UsageError, match=r"^max_utilization: '2' \(flag --guard-max-utilization\) is not a number"):
+    with pytest.raises(UsageError, match=r"^max_utilization '2' \(flag --guard-max-utilization\) is not a number"):
         load_check({"max_utilization": "2"})
 
 

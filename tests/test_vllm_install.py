@@ -91,6 +91,18 @@ def test_a_link_named_vllm_never_finds_itself(tmp_path: Path) -> None:
     assert (str(second),) == find(invoked, tmp_path / "first", tmp_path / "second")
 
 
+@pytest.mark.parametrize("entry", [".", ""])
+def test_one_in_the_working_folder_keeps_its_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    """A bare word would be looked up on PATH again, where a link to the guard may stand first."""
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "vllm").symlink_to(guard(tmp_path / "env/bin/vllm-guard"))
+    vllm(tmp_path / "work/vllm")
+    monkeypatch.chdir(tmp_path / "work")
+
+    assert find_executable(None, invoked=shim / "vllm", path=f"{shim}:{entry}") == ("./vllm",)
+
+
 @pytest.mark.parametrize("kind", ["link to another guard", "copy", "link to a link", "not executable", "folder", "loop"])
 def test_what_is_not_vllm_is_passed_by(tmp_path: Path, kind: str) -> None:
     """Two guards on PATH would hand the command to each other for ever."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from builders import checkpoint, facts, gpu, judge, process
 
-from vllm_guard.facts import Facts, Gpu
+from vllm_guard.command.parse import parse
+from vllm_guard.facts import Chosen, Device, Facts
+from vllm_guard.host.visible import select_devices
 from vllm_guard.plan.decision import Decision
 from vllm_guard.wait import World, settle, should_settle
 
@@ -35,12 +37,15 @@ class Host:
 
     def settled_mib(self, at_most_seconds: float = 15) -> int:
         """Free memory of the reading that counts."""
-        world = World(self.read, _free, lambda: self.now, self.sleep, self.said.append)
-        return _free(settle(facts(gpu(free_mib=self.free_mib[0])), at_most_seconds, world))[0] >> 20
+        world = World(self.read, devices, lambda: self.now, self.sleep, self.said.append)
+        return devices(settle(facts(gpu(free_mib=self.free_mib[0])), at_most_seconds, world))[0].free_bytes >> 20
 
 
-def _free(world: Facts) -> list[int]:
-    return [card.free_bytes for card in world.gpus if isinstance(card, Gpu)]
+def devices(world: Facts) -> tuple[Device, ...]:
+    """The devices of a command of one rank."""
+    selection = select_devices(world, parse(("m",), None), None)
+    assert isinstance(selection, Chosen)
+    return selection.devices
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,22 @@ def test_a_wait_of_more_than_two_seconds_says_so_once() -> None:
     host.settled_mib()
 
     assert host.said == ["free memory is changing (4000 MiB free now), waiting up to 15 s until it is steady"]
+
+
+def test_memory_that_an_ended_process_still_holds_is_waited_for() -> None:
+    """A plateau is not the end while the driver still lists somebody who is gone."""
+    full, freed = gpu(free_mib=100, processes=[process(1, exiting=True)]), gpu(free_mib=80_000)
+    now = [0.0]
+    world = World(
+        lambda: facts(full if now[0] < 5 else freed),
+        devices,
+        lambda: now[0],
+        lambda seconds: now.__setitem__(0, now[0] + seconds),
+        lambda _: None,
+    )
+
+    assert settle(facts(full), 15, world).gpus == (freed,)
+    assert now == [6.0]
 
 
 @pytest.mark.parametrize(

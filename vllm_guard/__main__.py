@@ -12,11 +12,13 @@ from typing import NoReturn
 
 from vllm_guard.bypass import asks_serve, become_vllm
 from vllm_guard.flags import mode_off, strip_flags
+from vllm_guard.launch import handle_signals_as_pid_1
 from vllm_guard.units import ExitCode
 
 
 def run() -> NoReturn:
     """Runs the guard on this process's argv; exits with its code, or becomes vLLM."""
+    handle_signals_as_pid_1()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted check dies by the signal, as any program
     _fill_closed_streams()

@@ -10,7 +10,7 @@ from typing import Final
 from vllm_guard.errors import LaunchError
 from vllm_guard.flags import strip_flags, typed_value, variable_of
 from vllm_guard.host.vllm_install import find_executable
-from vllm_guard.launch import handle_signals_as_pid_1, launch
+from vllm_guard.launch import launch
 from vllm_guard.setting_layers import value_in_file
 
 _TERMINATION_LOG: Final = "/dev/termination-log"
@@ -24,7 +24,6 @@ def asks_serve(words: Sequence[str]) -> bool:
 
 def become_vllm(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -> int:
     """Executes vLLM with this argv but for the guard's own flags; returns 126 or 127, said in full, when that is impossible."""
-    handle_signals_as_pid_1()
     rest = strip_flags(argv)
     words = rest[1:] if rest[:1] == ["serve"] else rest
     setting = raw_value(argv, environ, "vllm")

@@ -21,7 +21,7 @@ from vllm_guard.flags import nearest, split_flags, strip_flags
 from vllm_guard.help import help_text
 from vllm_guard.host.reading import read_facts, read_snapshot
 from vllm_guard.host.snapshot import facts_document
-from vllm_guard.launch import handle_signals_as_pid_1, launch, require_program
+from vllm_guard.launch import launch, require_program
 from vllm_guard.plan.assess import given_settings
 from vllm_guard.plan.decision import Decision, Launch, Unmeasured
 from vllm_guard.render.document import decision_document, exit_code
@@ -46,7 +46,6 @@ class Call:
 def main(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -> int:
     """The exit code of the guard; `serve` returns only when vLLM was not started. Raises only what is a bug."""
     call = Call(tuple(argv), invoked, environ, time.perf_counter())
-    handle_signals_as_pid_1()
     try:
         return _dispatch(call)
     except GuardError as error:
@@ -118,7 +117,7 @@ def _decide_settled(call: Call, settings: Settings, subject: Subject) -> Decisio
     seconds = AUTO_SECONDS if settings.settle is None else settings.settle
     if seconds <= 0 or not should_settle(decision):
         return decision
-    world = World(read, subject.free_bytes, time.monotonic, time.sleep, lambda text: speak.say([f"vllm-guard: {text}"]))
+    world = World(read, subject.devices, time.monotonic, time.sleep, lambda text: speak.say([f"vllm-guard: {text}"]))
     return subject.decide(settle(facts, seconds, world), policy(settings))
 
 

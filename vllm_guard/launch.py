@@ -52,8 +52,11 @@ def require_program(program: str, environ: Mapping[str, str]) -> None:
     located = shutil.which(program, mode=os.F_OK, path=environ.get("PATH", os.defpath))
     if located is None:
         raise _launch_error(program, environ, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
-    if not os.access(located, os.X_OK):
+    if not os.access(located, os.X_OK) or Path(located).is_dir():
         raise _launch_error(program, environ, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    interpreter = _interpreter(Path(located))
+    if interpreter and not Path(interpreter).exists():
+        raise _launch_error(program, environ, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
 
 def child_environment(environ: Mapping[str, str], initial: Mapping[bytes, bytes] | None) -> dict[str, str]:
@@ -114,8 +117,14 @@ def _launch_error(program: str, environment: Mapping[str, str], error: OSError) 
 
 
 def _missing_interpreter(script: Path) -> str:
+    interpreter = _interpreter(script)
+    return "its program loader" if interpreter is None else f"its interpreter {interpreter!r}"
+
+
+def _interpreter(script: Path) -> str | None:
+    """What stands behind the #! of a script, the empty word too; None of a program."""
     with suppress(OSError), script.open("rb") as file:
         first_line = file.readline(256)
         if first_line.startswith(b"#!"):
-            return f"its interpreter {os.fsdecode(first_line[2:].split()[0])!r}" if first_line[2:].split() else "its interpreter"
-    return "its program loader"
+            return os.fsdecode(first_line[2:].split()[0]) if first_line[2:].split() else ""
+    return None

@@ -55,6 +55,11 @@ def _auto(parse: Callable[[str], T]) -> Callable[[str], T | None]:
     return lambda text: None if text.lower() == "auto" else parse(text)
 
 
+def _or_auto(parse: Callable[[str], T]) -> Callable[[str], T | None]:
+    """The same where nothing and `off` can only mean `auto`."""
+    return lambda text: None if text.lower() in ("auto", *_OFF) else parse(text)
+
+
 def _none(parse: Callable[[str], T]) -> Callable[[str], T | None]:
     """The same with `none`, `off` and nothing, which are None."""
     return lambda text: None if text.lower() in _NONE else parse(text)
@@ -113,10 +118,10 @@ def _parse_levers(text: str) -> frozenset[Lever]:
 
 
 def choice(*words: str) -> Reader[str]:
-    """One of these words in any case; an empty value is `off` where that is one of them."""
+    """One of these words in any case; an empty value is `off` where that is one of them, else `auto`."""
 
     def parse(text: str) -> str:
-        word = text.lower() or "off"
+        word = text.lower() or ("off" if "off" in words else "auto")
         return _only(word, when=word in words)
 
     return _reader(f"one of {', '.join(words)}", parse)
@@ -138,11 +143,11 @@ read_amount: Final = _reader("a size such as 512MiB, a share such as 5%, or off"
 read_amount_or_auto: Final = _reader("a size such as 512MiB, a share such as 5%, or auto", _auto(_parse_amount))
 read_size_or_auto: Final = _reader("a size such as 512MiB, or auto", _auto(_parse_size))
 read_size_or_none: Final = _reader("a size such as 8GiB, or none", _none(_parse_size))
-read_ceiling_or_auto: Final = _reader("a number above 0 and at most 1, or auto", _auto(_parse_ceiling))
+read_ceiling_or_auto: Final = _reader("a number above 0 and at most 1, or auto", _or_auto(_parse_ceiling))
 read_floor: Final = _reader("a number from 0 to 1", _parse_floor)
 read_seconds_or_auto: Final = _reader("a number of seconds (0 or more), or auto", _auto(_parse_seconds))
 read_batched_tokens: Final = _reader("auto, off, or a whole number of tokens (1 or more)", _parse_batched_tokens)
 read_boolean: Final = _reader("one of 1, 0, true, false, yes, no, on, off", _parse_boolean)
-read_text_or_auto: Final = _reader("a version such as 0.11.2, or auto", _auto(_parse_path))
-read_path_or_auto: Final = _reader("a path, or auto", _auto(_parse_path))
+read_text_or_auto: Final = _reader("a version such as 0.11.2, or auto", _or_auto(_parse_path))
+read_path_or_auto: Final = _reader("a path, or auto", _or_auto(_parse_path))
 read_path_or_none: Final = _reader("a path, or off", _none(_parse_path))

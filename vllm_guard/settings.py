@@ -163,7 +163,7 @@ def load(flags: Mapping[str, str | bool], environ: Mapping[str, str], *, command
 
 
 def _bad_value(name: str, given: setting_layers.Given, accepted: str) -> UsageError:
-    return UsageError(f"{name}: {setting_layers.shown(given.value)} ({given.origin}) is not {accepted}", f"correct or remove {given.origin}")
+    return UsageError(f"{name} {setting_layers.shown(given.value)} ({given.origin}) is not {accepted}", f"correct or remove {given.origin}")
 
 
 def _refuse_misplaced(settings: Settings, command: str, given: Mapping[str, setting_layers.Given]) -> None:

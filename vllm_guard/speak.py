@@ -56,11 +56,9 @@ def say_warnings(warnings: Iterable[Warn], log_format: LogFormat) -> None:
 
 def say_decision(decision: Decision, warnings: Iterable[Warn], log_format: LogFormat, tone: Tone) -> None:
     """The verdict line, the warnings, and the evidence: always of a refusal, of a launch when it changes something or `everything` is asked for."""
-    verdict = verdict_line(decision, observe=tone.observe, tolerated=tone.tolerated)
-    say([verdict])
+    say([verdict_line(decision, observe=tone.observe, tolerated=tone.tolerated)])
     emit = configure(log_format, sys.stderr)
-    # People need not read twice what stands in the verdict already; machines go by the code.
-    say_warnings((warning for warning in warnings if emit is not None or plain(mask_text(warning.message)) not in verdict), log_format)
+    say_warnings(warnings, log_format)
     if emit is not None:
         _emit_decision(emit, decision)
     elif tone.everything or not isinstance(decision, Launch) or decision.assessment.changes:

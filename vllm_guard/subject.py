@@ -11,7 +11,7 @@ from typing import Final
 from vllm_guard.command.parse import Command, config_path, parse
 from vllm_guard.command.rewrite import rewrite
 from vllm_guard.errors import LaunchError
-from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
+from vllm_guard.facts import Chosen, Device, Facts, Release, Warn, parse_release
 from vllm_guard.host.visible import select_devices
 from vllm_guard.host.vllm_install import device_of_version, find_executable, read_install
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
@@ -48,10 +48,10 @@ class Subject:
         """The decision on one reading."""
         return decide(facts, self.command, select_devices(facts, self.command, self.release), self.checkpoint, policy)
 
-    def free_bytes(self, facts: Facts) -> tuple[int, ...]:
-        """Free memory of the devices that the command uses; nothing when they are not known."""
+    def devices(self, facts: Facts) -> tuple[Device, ...]:
+        """The devices that the command uses; nothing when they are not known."""
         selection = select_devices(facts, self.command, self.release)
-        return tuple(device.free_bytes for device in selection.devices) if isinstance(selection, Chosen) else ()
+        return selection.devices if isinstance(selection, Chosen) else ()
 
     @property
     def untouched(self) -> tuple[str, ...]:

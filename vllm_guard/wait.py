@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_guard.facts import Facts
+from vllm_guard.facts import Device, Facts
 from vllm_guard.plan.decision import Assessment, Decision, DevicePlan, Launch, Refusal, Unmeasured
 from vllm_guard.units import MIB, floor_mib
 
@@ -44,28 +44,41 @@ def _is_much_less(assessment: Assessment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What settling needs of the outside: a reading, the free bytes that matter in one, time, and a place for a progress line."""
+    """What settling needs of the outside: a reading, the devices that matter in one, time, and a place for a progress line."""
 
     read: Callable[[], Facts]
-    free_bytes: Callable[[Facts], Sequence[int]]
+    devices: Callable[[Facts], Sequence[Device]]
     clock: Callable[[], float]
     sleep: Callable[[float], None]
     progress: Callable[[str], None]
 
 
 def settle(first: Facts, at_most_seconds: float, world: World) -> Facts:
-    """The first reading that agrees with the two before it within 64 MiB on every device, or the last one when the time is over."""
+    """The first reading that agrees with the two before it within 64 MiB on every device, none of which an ended process still holds; or the last one
+    when the time is over.
+    """
     began, told = world.clock(), False
-    facts, samples = first, [world.free_bytes(first)]
-    while not _steady(samples) and world.clock() - began < at_most_seconds:
+    facts, devices = first, world.devices(first)
+    samples = [_free_bytes(devices)]
+    while (_is_leaving(devices) or not _steady(samples)) and world.clock() - began < at_most_seconds:
         world.sleep(_INTERVAL_SECONDS)
         facts = world.read()
-        samples = [*samples[1 - _STEADY_SAMPLES :], world.free_bytes(facts)]
+        devices = world.devices(facts)
+        samples = [*samples[1 - _STEADY_SAMPLES :], _free_bytes(devices)]
         if not told and world.clock() - began >= _SILENT_SECONDS:
             told = True
             free = ", ".join(f"{floor_mib(size)} MiB" for size in samples[-1]) or "unknown"
             world.progress(f"free memory is changing ({free} free now), waiting up to {at_most_seconds:g} s until it is steady")
     return facts
+
+
+def _free_bytes(devices: Sequence[Device]) -> list[int]:
+    return [device.free_bytes for device in devices]
+
+
+def _is_leaving(devices: Sequence[Device]) -> bool:
+    """Whether a process that has ended still holds memory: what is free now is not the end."""
+    return any(process.exiting for device in devices for process in device.processes)
 
 
 def _steady(samples: Sequence[Sequence[int]]) -> bool:

@@ -107,6 +107,8 @@ def _hide_dotted(argv: Sequence[str], masked: list[str]) -> None:
 
 
 def _mask_word(word: str) -> str:
+    if word.startswith("-O{"):  # the one short option that takes JSON without a space
+        return "-O" + _mask_word(word[2:])
     key, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     return key + equals + _USER_INFO.sub(f"://{MASK}@", _mask_json(value))
 

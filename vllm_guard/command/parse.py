@@ -103,7 +103,7 @@ def parse(argv: Sequence[str], release: Release | None, config_text: str | None 
         unknown=unknown,
         rejection=problems[0][:_MAX_REJECTION_CHARACTERS] if problems else None,
         asks_help="help" in given or "--version" in unknown,
-        warnings=_warnings(given, config_unread=config_word(argv, release) is not None and config_text is None),
+        warnings=_warnings(given, unknown, release, config_unread=config_word(argv, release) is not None and config_text is None),
     )
 
 
@@ -145,8 +145,11 @@ def _strays(walked: Walk) -> list[str]:
     return [f"{extra} word(s) beside the model belong to no option"] if extra > 0 else []
 
 
-def _warnings(given: Mapping[str, Given], *, config_unread: bool) -> tuple[Warn, ...]:
+def _warnings(given: Mapping[str, Given], unknown: Sequence[str], release: Release | None, *, config_unread: bool) -> tuple[Warn, ...]:
     warnings: list[Warn] = []
+    if unknown:
+        names = ", ".join(name[:60] for name in unknown[:4]) + (" and more" if len(unknown) > 4 else "")  # noqa: PLR2004 - enough for a line
+        warnings.append(Warn("unknown_option", f"not known to this guard as options of vLLM {release or '(release unknown)'}, left to vLLM: {names}"))
     if "config" in given:
         warnings.append(Warn("config_ignored", "vLLM reads a config file only as two words, --config FILE: this one is ignored"))
     if config_unread:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from vllm_guard.command.mask import mask_text
 from vllm_guard.errors import UsageError
 from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, NvmlFault, UnreadableGpu, decides
+from vllm_guard.host.processes import printable
 
 SCHEMA_VERSION: Final = 1
 _MOST_ITEMS: Final = 10_000
@@ -84,7 +87,7 @@ def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
     return Gpu(
         nvml_index=gpu.number("nvml_index"),
         uuid=gpu.text("uuid"),
-        name=gpu.text("name"),
+        name=_clean(gpu.text("name")),
         nvml_total_bytes=total,
         free_bytes=gpu.number("free_bytes"),
         driver_reserved_bytes=gpu.optional_number("driver_reserved_bytes"),
@@ -98,22 +101,27 @@ def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
 
 
 def _parse_process(process: _Reader) -> GpuProcess:
-    kind = process.text("kind", "compute")
+    kind, command = process.text("kind", "compute"), process.optional_text("command")
     age = process.get("age_seconds")
     return GpuProcess(
         pid=process.number("pid"),
         kind="graphics" if kind == "graphics" else "mps" if kind == "mps" else "compute",
-        name=process.text("name", ""),
+        name=_clean(process.text("name", "")),
         user=process.optional_text("user"),
-        command=process.optional_text("command"),
+        command=None if command is None else _clean(command),
         used_bytes=process.optional_number("used_bytes"),
-        age_seconds=float(age) if isinstance(age, int | float) else None,
+        age_seconds=float(age) if isinstance(age, int | float) and math.isfinite(age) else None,
         container=process.optional_text("container"),
         unit=process.optional_text("unit"),
         vllm=process.get("vllm") is True,
         orphan=process.get("orphan") is True,
         exiting=process.get("exiting") is True,
     )
+
+
+def _clean(text: str) -> str:
+    """What somebody wrote about a process or a card, as a live reading would have it: masked and printable."""
+    return printable(mask_text(text))
 
 
 def _parse_claim(claim: _Reader) -> Claim:

@@ -57,9 +57,11 @@ def find_executable(setting: str | None, *, invoked: Path, path: str) -> tuple[s
         return (_checked_setting(setting, guard, path),)
     # A guard that was not started from a file (python -c) has nothing beside it; the working folder is not that.
     beside = [guard.parent, Path(os.path.realpath(guard)).parent] if os.sep in str(guard) else []
-    for candidate in (folder / _NAME for folder in (*beside, *(Path(entry or ".") for entry in path.split(os.pathsep)))):
-        if _runnable(candidate) and not _is_guard(candidate, guard):
-            return (str(candidate),)
+    on_path = (entry or "." for entry in path.split(os.pathsep))
+    for folder in (*beside, *on_path):
+        candidate = f"{folder}/{_NAME}"  # not a Path, which drops the ./ that keeps exec from searching PATH again
+        if _runnable(Path(candidate)) and not _is_guard(Path(candidate), guard):
+            return (candidate,)
     spec = find_spec(_NAME)
     if sys.executable and spec is not None and spec.origin is not None:
         return (sys.executable, "-m", _MODULE)

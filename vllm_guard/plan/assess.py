@@ -32,7 +32,7 @@ _REPORTED: Final = (
 
 def given_settings(command: Command) -> Mapping[str, Setting]:
     """What the user gave, as far as a report names it."""
-    return {dest: Setting(given.value, given.text, given.source) for dest, given in command.given.items() if dest in _REPORTED}
+    return {dest: Setting(given.value, given.value, given.source) for dest, given in command.given.items() if dest in _REPORTED}
 
 
 def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Setting]:
@@ -53,7 +53,7 @@ def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Se
     for change in changes:
         before = case.command.given.get(change.dest)
         value = float(change.after) if change.dest == "gpu_memory_utilization" else int(change.after)
-        settings[change.dest] = Setting(value, before.text if before else None, "guard")
+        settings[change.dest] = Setting(value, before.value if before else None, "guard")
     return settings
 
 

@@ -36,12 +36,16 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """No fraction is worth starting with on the device at this index. The bytes are free memory, or vLLM's budget where a ceiling binds (`capped`)."""
+    """No fraction is worth starting with on the device at this index. The bytes are free memory, or vLLM's budget where a ceiling binds (`capped`).
+
+    `threshold`: the fraction could be chosen, and what is left is below the least that is worth starting with.
+    """
 
     device: int
     have_bytes: int
     needs: tuple[Need, ...]
     capped: bool = False
+    threshold: bool = False
 
     @property
     def need_bytes(self) -> int:

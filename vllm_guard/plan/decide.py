@@ -61,6 +61,8 @@ def _weigh(case: Case) -> Decision:
         return _refuse(case, _reason(case, choice), choice, gate1)
     fraction = choice.fraction if isinstance(choice, Emit) else case.asked.most
     gate2 = _cache_blocks(case, [requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms])
+    if fraction < case.policy.min_utilization:
+        return _refuse(case, "below_min_utilization", _below_min_utilization(case, fraction), gate1, gate2)
     if gate2.outcome == "fail":
         short = NoRoom(_smallest(case), gate2.have_bytes or 0, (Need(gate2.detail, gate2.need_bytes or 0),), capped=True)
         return _refuse(case, _reason(case, short), short, gate1, gate2)
@@ -98,6 +100,13 @@ def _below_min_free(case: Case) -> NoRoom | None:
     return None
 
 
+def _below_min_utilization(case: Case, fraction: float) -> NoRoom:
+    index = _smallest(case)
+    total = case.rooms[index].device.nvml_total_bytes
+    need = Need("min_utilization", requested_bytes(total, case.policy.min_utilization))
+    return NoRoom(index, requested_bytes(total, fraction), (need,), capped=True)
+
+
 def _smallest(case: Case) -> int:
     totals = [each.device.nvml_total_bytes for each in case.rooms]
     return totals.index(min(totals))
@@ -111,9 +120,10 @@ def _reason(case: Case, short: NoRoom) -> RefusalReason:
         return "model_too_large"
     if short.needs[0].name == "min_utilization":
         return "below_min_utilization"
-    if short.capped:
-        return "model_too_large" if floor > short.have_bytes else "below_min_kv_cache"
-    return "gpu_busy" if case.asked.given or each.left_bytes(outside_bytes=0, margin_bytes=each.margin_bytes) <= floor else "below_min_kv_cache"
+    left = short.have_bytes if short.capped else each.left_bytes(outside_bytes=0, margin_bytes=each.margin_bytes)
+    if short.threshold:
+        return "below_min_kv_cache" if left > floor else "gpu_busy"
+    return "model_too_large" if short.capped and case.pool_bytes is None else "gpu_busy"
 
 
 def _is_starved(case: Case, fraction: float) -> bool:

@@ -84,9 +84,9 @@ def _fit(index: int, each: Room, ceiling: float, least: Least) -> float | NoRoom
         fraction = smallest
     if fraction < smallest:
         beside = (Need("start overhead", each.start_overhead.likely), *((Need("margin", margin),) if margin else ()))
-        return NoRoom(index, each.open_bytes, (*needs, *beside))
+        return NoRoom(index, each.open_bytes, (*needs, *beside), threshold=True)
     if ceiling < smallest:
-        return NoRoom(index, requested_bytes(total, ceiling), needs, capped=True)
+        return NoRoom(index, requested_bytes(total, ceiling), needs, capped=True, threshold=True)
     return min(fraction, ceiling)
 
 

@@ -68,7 +68,8 @@ def _without_margin(options: Options) -> Emit | Keep:
 
 def _no_limits(policy: Policy) -> bool:
     """Whether the operator set none of the limits that may refuse a launch which could work."""
-    return policy.budget_bytes is None and policy.max_utilization is None and policy.min_kv_cache_bytes is None and policy.min_utilization <= 0
+    limits = (policy.margin, policy.budget_bytes, policy.max_utilization, policy.min_kv_cache_bytes)
+    return all(limit is None for limit in limits) and policy.min_utilization <= 0
 
 
 def _ceiling(each: Room, policy: Policy) -> float:

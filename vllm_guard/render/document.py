@@ -97,9 +97,12 @@ def process_document(process: GpuProcess) -> dict[str, Any]:
 
 
 def _setting(setting: Setting) -> dict[str, Any]:
-    value = setting.value
-    finite = not isinstance(value, float) or math.isfinite(value)  # JSON has no nan
-    return {"value": value if finite else str(value), "given": setting.given, "source": setting.source}
+    return {"value": _finite(setting.value), "given": _finite(setting.given), "source": setting.source}
+
+
+def _finite(value: object) -> object:
+    """The value; JSON has no nan and no inf, they are text."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def _warning(warning: Warn) -> dict[str, str]:
