@@ -33,7 +33,10 @@ def decides(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a card. `None` is "not reported", never zero."""
+    """A process that holds memory of a card, or of the host for the CPU build. `None` is "not reported", never zero.
+
+    `server` is the server that an engine works for, and `end_command` what ends an orphaned engine, where that was verified.
+    """
 
     pid: int
     kind: ProcessKind
@@ -47,6 +50,8 @@ class GpuProcess:
     vllm: bool = False
     orphan: bool = False
     exiting: bool = False
+    server: str | None = None
+    end_command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine around the cards."""
+    """The machine around the cards. `processes` are the largest holders of its memory, read for the CPU build only."""
 
     memory_total_bytes: int
     memory_available_bytes: int
@@ -100,6 +105,7 @@ class Host:
     wsl: bool = False
     pid_namespace_initial: bool = True
     nodes: tuple[NumaNode, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

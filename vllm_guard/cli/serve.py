@@ -1,0 +1,60 @@
+"""`vllm-guard serve`: becomes vLLM, or says why not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from vllm_guard import speak
+from vllm_guard.cli.call import Call
+from vllm_guard.cli.check import all_warnings, check, starts_unmeasured
+from vllm_guard.errors import LaunchError
+from vllm_guard.facts import Facts
+from vllm_guard.host.reading import read_facts
+from vllm_guard.launch import launch, require_program
+from vllm_guard.plan.decision import Decision, Launch, Unmeasured
+from vllm_guard.render.document import exit_code
+from vllm_guard.settings import Loaded, Settings, policy
+from vllm_guard.subject import Subject, find_vllm, read_subject
+from vllm_guard.wait import AUTO_SECONDS, World, settle, should_settle
+
+
+def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
+    """Becomes vLLM, or returns why not."""
+    settings = loaded.settings
+    if settings.dry_run:
+        return check(call, loaded, argv)
+    vllm = find_vllm(settings.vllm, settings.vllm_version, invoked=call.invoked, environ=call.environ)
+    if vllm.words is None:
+        raise vllm.missing or LaunchError(127, "cannot run 'vllm': not found", "pass the full path with --guard-vllm")
+    require_program(vllm.words[0], call.environ)
+    if settings.mode == "off":
+        launch([*vllm.words, "serve", *argv], call.environ)
+    subject = read_subject(argv, vllm, call.environ)
+    if subject.command.asks_help:
+        launch(subject.untouched, call.environ)
+    decision = _decide_settled(call, settings, subject)
+    observe = settings.mode == "observe"
+    tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, vllm)
+    starts = observe or tolerated or isinstance(decision, Launch)
+    tone = speak.Tone(observe=observe, tolerated=tolerated, starts=starts)
+    speak.say_decision(decision, all_warnings(loaded, subject, decision), settings.log_format, tone)
+    if not starts:
+        speak.write_termination_log(settings.termination_log, speak.decision_lines(decision))
+        return exit_code(decision)
+    return launch(subject.untouched if observe else subject.words(decision), call.environ)
+
+
+def _decide_settled(call: Call, settings: Settings, subject: Subject) -> Decision:
+    """The decision, on a reading taken once free memory is steady where somebody may be leaving."""
+
+    def read() -> Facts:
+        return read_facts(subject.vllm.version, subject.vllm.device, call.environ)
+
+    facts = read()
+    decision = subject.decide(facts, policy(settings))
+    seconds = AUTO_SECONDS if settings.settle is None else settings.settle
+    if seconds <= 0 or not should_settle(decision):
+        return decision
+    world = World(read, subject.devices, time.monotonic, time.sleep, lambda text: speak.say([f"vllm-guard: {text}"]))
+    return subject.decide(settle(facts, seconds, world), policy(settings))
