@@ -202,7 +202,6 @@ def test_toml_values_may_be_native(config: Path, line: str, name: str, expected:
         pytest.param("claims", "on", "in this release: it takes auto or off", id="a feature to come: claims"),
         pytest.param("claims_dir", "/run/x", "in this release: it takes auto or off", id="a feature to come: claims_dir"),
         pytest.param("remote_metadata", "on", "in this release: it takes off", id="a feature to come: remote_metadata"),
-        pytest.param("competitors", "refuse", "in this release: it takes share or off", id="a feature to come: competitors"),
     ],
 )
 def test_a_bad_value_says_where_it_came_from_and_what_is_accepted(name: str, text: str, accepted: str) -> None:

@@ -85,6 +85,11 @@ class UnreadableGpu:
     message: str
     fix: str
 
+    @property
+    def warning(self) -> Warn:
+        """What to say where the card is not needed."""
+        return Warn("gpu_unreadable", self.message)
+
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
@@ -170,6 +175,12 @@ class Device:
     unified: bool = False
     tier_name: str = ""
     ranks: int = 1
+
+
+def competitors(device: Device) -> tuple[GpuProcess, ...]:
+    """Who else computes on a device, the largest first: graphics do not count, nor processes that have ended."""
+    computing = [process for process in device.processes if process.kind != "graphics" and not process.exiting]
+    return tuple(sorted(computing, key=lambda process: process.used_bytes or 0, reverse=True))
 
 
 @dataclass(frozen=True, slots=True)

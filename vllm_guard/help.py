@@ -12,13 +12,14 @@ _WIDTH: Final = 110
 _HEAD: Final = """\
 usage: vllm-guard serve MODEL [vllm options] [--guard-... options]
        vllm-guard check MODEL [vllm options] [--guard-... options]
-       vllm-guard snapshot [--with-commands] | demo
+       vllm-guard gpus [--watch] | snapshot [--with-commands] | demo
 
 Put in front of `vllm serve`. It measures free GPU memory, chooses a --gpu-memory-utilization that fits, says what it
 changed and why, and becomes vLLM (same PID); or it refuses at once with the numbers, the culprit and the fix.
 
   serve      what `vllm serve` was, in units, entrypoints and shells
   check      the same decision, nothing started: report on stderr, the command line that would be executed on stdout
+  gpus       who holds the memory of which card
   snapshot   what this host looks like to the guard, as JSON; decide from it with check --guard-snapshot=FILE
   demo       one launch and one refusal on made-up cards: needs no GPU and no vLLM
 

@@ -117,6 +117,12 @@ def _parse_levers(text: str) -> frozenset[Lever]:
     return frozenset(_LEVERS[word] for word in _only(words, when=all(word in _LEVERS for word in words)))
 
 
+def _parse_competitors(text: str) -> Literal["share", "refuse"]:
+    if text.lower() == "refuse":
+        return "refuse"
+    return _only("share", when=text.lower() in ("share", *_OFF))
+
+
 def choice(*words: str) -> Reader[str]:
     """One of these words in any case; an empty value is `off` where that is one of them, else `auto`."""
 
@@ -139,6 +145,7 @@ def read_levers(value: object) -> frozenset[Lever]:
     return _reader(f"a comma-separated choice of {', '.join(_LEVERS)}, or empty", _parse_levers)(words)
 
 
+read_competitors: Final = _reader("share or refuse", _parse_competitors)
 read_amount: Final = _reader("a size such as 512MiB, a share such as 5%, or off", _parse_amount)
 read_amount_or_auto: Final = _reader("a size such as 512MiB, a share such as 5%, or auto", _auto(_parse_amount))
 read_size_or_auto: Final = _reader("a size such as 512MiB, or auto", _auto(_parse_size))

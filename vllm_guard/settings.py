@@ -56,8 +56,8 @@ class Settings(BaseSettings):
         "auto", "--max-num-batched-tokens: auto, off, or a number (a ceiling)"
     )
     levers: Annotated[frozenset[Lever], PlainValidator(values.read_levers)] = _setting("utilization,batched_tokens", "what may be changed; empty: nothing")
-    competitors: Annotated[Literal["share"], PlainValidator(values.not_yet("share", "share"))] = _setting(
-        "share", "share, or refuse when somebody else computes on a chosen GPU (refuse: not in this release)"
+    competitors: Annotated[Literal["share", "refuse"], PlainValidator(values.read_competitors)] = _setting(
+        "share", "share, or refuse when somebody else computes on a chosen GPU"
     )
     unmeasured: Annotated[Literal["auto", "start", "refuse"], PlainValidator(values.choice("auto", "start", "refuse"))] = _setting(
         "auto", "when memory cannot be read: start, or refuse; auto: refuse for a CUDA build of vLLM, start with a warning for any other"
@@ -188,5 +188,6 @@ def policy(settings: Settings) -> Policy:
         min_kv_cache_bytes=settings.min_kv_cache,
         on_explicit=settings.on_explicit,
         batched_tokens=settings.batched_tokens,
+        competitors=settings.competitors,
         levers=settings.levers,
     )

@@ -16,7 +16,7 @@ from vllm_guard.flags import nearest, split_flags, strip_flags
 from vllm_guard.settings import Loaded, load
 from vllm_guard.units import ExitCode
 
-COMMANDS: Final = ("serve", "check", "snapshot", "demo")
+COMMANDS: Final = ("serve", "check", "gpus", "snapshot", "demo")
 
 
 def main(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -> int:
@@ -56,6 +56,10 @@ def _run(name: str, call: Call, loaded: Loaded, words: Sequence[str]) -> int:
     match name:
         case "check":
             return check(call, loaded, words)
+        case "gpus":
+            from vllm_guard.cli.gpus import gpus  # noqa: PLC0415 - imports by need
+
+            return gpus(call, loaded, words)
         case "snapshot":
             from vllm_guard.cli.snapshot import snapshot  # noqa: PLC0415 - imports by need
 

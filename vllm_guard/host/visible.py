@@ -48,6 +48,14 @@ def select_devices(facts: Facts, command: Command, release: Release | None) -> S
     return _choose(facts, slots[:ranks], _tier(facts, visible), _uuid_warning(facts, release))
 
 
+def all_devices(facts: Facts) -> tuple[Device, ...]:
+    """Every device of the host whose memory could be read, in NVML's order and by its index; the nodes of host memory for the CPU build."""
+    if facts.vllm_device == "cpu":
+        chosen = choose_nodes(facts.host, max(1, len(facts.host.nodes)), None)
+        return chosen.devices if isinstance(chosen, Chosen) else ()
+    return tuple(_device(facts, gpu.nvml_index, gpu, (0, "")) for gpu in facts.gpus if isinstance(gpu, Gpu))
+
+
 def _restrict(visible: tuple[Slot, ...], device_ids: str | None, facts: Facts) -> tuple[Slot, ...] | Elsewhere | Unusable:
     """The visible list under --device-ids (vLLM 0.24.0 engine/arg_utils.py _resolve_device_ids): integers are places in it, UUIDs name any card."""
     if device_ids is None:

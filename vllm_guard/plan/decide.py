@@ -8,12 +8,12 @@ from typing import Final
 from typing_extensions import assert_never
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn
+from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn, competitors
 from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.plan import gates
 from vllm_guard.plan.assess import device_plans, effective_settings, given_settings
-from vllm_guard.plan.budget import Room, format_fraction
+from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction
 from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
@@ -51,6 +51,9 @@ def _weigh(case: Case) -> Decision:
     poor = _below_min_free(case)
     if poor is not None:
         return _refuse(case, "below_min_free", poor, gate1)
+    taken = _taken(case) if case.policy.competitors == "refuse" else None
+    if taken is not None:
+        return _refuse(case, "competitors", taken, gate1)
     options = Options(case.rooms, case.asked, gate1, case.policy, case.known_weights, case.chosen.world, case.chosen.interchangeable)
     if case.pool_bytes is not None and case.facts.vllm_device == "cpu":
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
@@ -97,6 +100,15 @@ def _below_min_free(case: Case) -> NoRoom | None:
         need = case.policy.min_free.of(each.device.nvml_total_bytes)
         if each.device.free_bytes < need:
             return NoRoom(index, each.device.free_bytes, (Need("min_free", need),))
+    return None
+
+
+def _taken(case: Case) -> NoRoom | None:
+    """The first card on which somebody else computes: what they are seen to hold is what the card lacks. Graphics do not count, nor who has ended."""
+    for index, each in enumerate(case.rooms):
+        if each.device.kind == "cuda" and competitors(each.device):
+            whole = Need("the whole card", cuda_total_bytes(each.device)[1])
+            return NoRoom(index, each.device.free_bytes, (whole,))
     return None
 
 

@@ -34,4 +34,5 @@ class Policy:
     min_kv_cache_bytes: int | None = None
     on_explicit: Literal["lower", "keep"] = "lower"
     batched_tokens: Literal["auto", "off"] | int = "auto"
+    competitors: Literal["share", "refuse"] = "share"
     levers: frozenset[Lever] = frozenset(("utilization", "batched_tokens"))

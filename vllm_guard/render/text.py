@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing_extensions import assert_never
 
 from vllm_guard.command.mask import mask_text
-from vllm_guard.facts import Warn
+from vllm_guard.facts import Warn, competitors
 from vllm_guard.plan.decision import Assessment, Decision, Launch, Refusal, Unmeasured
 from vllm_guard.render.devices import device_label, device_lines, plain
 from vllm_guard.units import ExitCode, ceil_mib, floor_mib, requested_bytes
 
 PREFIX = "vllm-guard: "
+_WORTH_SAYING_MIB = 64
 _SUPERVISOR = {
     ExitCode.USAGE: "correct the command, then start again",
     ExitCode.UNMEASURED: "repair the host, then start again",
@@ -59,10 +60,10 @@ def evidence_lines(decision: Decision, *, starts: bool = False) -> list[str]:
     """What adds up to the verdict, the fix, and, unless vLLM starts all the same, what the exit code tells a supervisor."""
     match decision:
         case Launch(assessment):
-            return [*_changes(assessment), *device_lines(assessment), *_gates(assessment)]
+            return [*_changes(assessment), *device_lines(assessment), *_imbalance(assessment), *_gates(assessment)]
         case Refusal(assessment=assessment):
             code: ExitCode = decision.exit_code
-            lines = [*device_lines(assessment, refused=True), *_needs(decision), *_gates(assessment), *_fixes(assessment.fixes)]
+            lines = [*device_lines(assessment, refused=True), *_imbalance(assessment), *_needs(decision), *_gates(assessment), *_fixes(assessment.fixes)]
         case Unmeasured(fix=fix):
             started = "is started with the command line as given" if starts else "was not started"
             lines, code = [f"  no verdict; vllm {started}", *_fixes((fix,))], ExitCode.UNMEASURED
@@ -100,6 +101,8 @@ def _refusal_summary(refusal: Refusal) -> str:
     short = f"(short by {need - have} MiB)"
     has = f"{label} leaves a budget of {have} MiB" if refusal.capped else f"{label} has {have} MiB free"
     match refusal.reason:
+        case "competitors":
+            return _competitors_summary(refusal, label)
         case "below_min_free":
             return f"{has}, min_free asks for {need} MiB {short}"
         case "model_too_large" if refusal.capped:
@@ -109,6 +112,29 @@ def _refusal_summary(refusal: Refusal) -> str:
             return f"{has}, this launch needs at least {need} MiB{thresholds} {short}"
         case _:
             assert_never(refusal.reason)
+
+
+def _competitors_summary(refusal: Refusal, label: str) -> str:
+    others = competitors(refusal.assessment.devices[refusal.device].device)
+    largest = others[0]
+    used = "an unknown amount" if largest.used_bytes is None else f"{floor_mib(largest.used_bytes)} MiB"
+    have, need = floor_mib(refusal.have_bytes), ceil_mib(refusal.need_bytes)
+    named = f"pid {largest.pid} ({used})" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+    return f"{label} is not exclusive as competitors=refuse wants it: {named} on it, {have} of {need} MiB free (short by {max(0, need - have)} MiB)"
+
+
+def _imbalance(assessment: Assessment) -> list[str]:
+    """Which device decides for all of them, and what that leaves unused on the one that has most."""
+    plans = assessment.devices
+    decides = next((plan for plan in plans if plan.limiting), None)
+    if decides is None or len(plans) < 2:  # noqa: PLR2004 - one device is in balance
+        return []
+    most = max(plans, key=lambda plan: plan.budget_bytes)
+    unused = floor_mib(most.budget_bytes - decides.budget_bytes)
+    if unused < _WORTH_SAYING_MIB:
+        return []
+    can, could = floor_mib(max(0, decides.budget_bytes)), floor_mib(most.budget_bytes)
+    return [f"  {device_label(decides)} decides for all {len(plans)}: it can give {can} MiB, {device_label(most)} {could} MiB ({unused} MiB more)"]
 
 
 def _fixes(fixes: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,31 @@
+"""The cards of a host as a table and as JSON, without any launch in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from vllm_guard.facts import Device, Facts
+from vllm_guard.plan.decision import Assessment, DevicePlan
+from vllm_guard.render.devices import device_lines
+from vllm_guard.render.document import SCHEMA_VERSION, device_document
+
+_BUDGET_KEYS: Final = frozenset(("start_overhead_bytes", "outside_budget_bytes", "margin_bytes", "budget_bytes", "gpu_memory_utilization", "limiting"))
+
+
+def gpus_lines(facts: Facts, devices: Sequence[Device]) -> list[str]:
+    """Each device with its equation, its bar and its holders, the largest first; then what other guards promised."""
+    usage = Assessment(tuple(_usage(device) for device in devices), {}, (), (), (), ())
+    claims = [f"  claim of pid {claim.pid} on {claim.uuid}: {claim.outstanding_bytes} bytes to come" for claim in facts.claims]
+    return [line.removeprefix("  ") for line in (*device_lines(usage, refused=True), *claims)]
+
+
+def gpus_document(facts: Facts, devices: Sequence[Device]) -> dict[str, Any]:
+    """The same as JSON values, sizes in bytes."""
+    shown = [{key: value for key, value in device_document(_usage(device)).items() if key not in _BUDGET_KEYS} for device in devices]
+    return {"schema_version": SCHEMA_VERSION, "devices": shown, "claims": [asdict(claim) for claim in facts.claims]}
+
+
+def _usage(device: Device) -> DevicePlan:
+    return DevicePlan(device, 0, 0, 0, device.free_bytes, None, limiting=False)
