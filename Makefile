@@ -1,12 +1,15 @@
 # make demo       the guard at work on a recorded card: needs no GPU and no vLLM
 # make test       style, types and the fast tests
+# make gpu-check  what this project assumes about GPU memory, measured: two minutes, an NVIDIA GPU, TORCH_PYTHON=a python that has torch
+# make bench      what the guard costs up to exec, beside the libraries that it imports, gpustat and nvitop: four minutes
 # make test-slow  the promise with the real vLLM on this machine's memory: 2.5 GB of disk, CPython 3.11, root or user namespaces
 # Each sets itself up. PYTHON=python3.12 chooses another interpreter, VENV=folder another place.
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH_PYTHON ?= python3
 
-.PHONY: demo test test-slow
+.PHONY: demo test test-slow gpu-check bench
 .NOTPARALLEL:
 
 demo: $(VENV)/runs
@@ -22,6 +25,12 @@ test: $(VENV)/tests
 test-slow: $(VENV)/tests
 	@$(PYTHON) tests/real/install.py
 	$(VENV)/bin/pytest --run-slow -m slow
+
+gpu-check: $(VENV)/runs
+	@$(VENV)/bin/python bench/gpu_check.py --torch-python "$(TORCH_PYTHON)" --json build/gpu-check.json
+
+bench:
+	@$(PYTHON) bench/bench.py
 
 # The stamps: a venv is made anew when what it was made from has changed.
 $(VENV)/runs: pyproject.toml Makefile

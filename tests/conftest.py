@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real import install
 
-pytest_plugins = ("golden_files", "guard_process")
+pytest_plugins = ("golden_files", "guard_process", "real.world")
 
 _FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_")
 _DECIDING_PACKAGES = ("nvidia-ml-py", "psutil", "pydantic-settings", "structlog")
@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Says what was not run, and how to run it."""
     left_out = config.stash.get(_SLOW_LEFT_OUT, 0)
     if left_out:
-        terminalreporter.write_line(f"not run: {left_out} tests with the real vLLM (make test-slow)")
+        terminalreporter.write_line(f"not run: {left_out} tests with the real vLLM, systemd or podman (make test-slow)")
 
 
 @pytest.fixture(autouse=True)

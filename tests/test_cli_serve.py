@@ -162,7 +162,7 @@ BUGS = {
     },
     "wait.should_settle": Call(BUGGY, {**SHIMMED, "VLLM_GUARD_SETTLE": "auto"}, [BUSY], files=bug_in("wait.should_settle")),
     "a library that is gone": Call(BUGGY, SHIMMED, files=shim("import sys\nsys.modules['pydantic_settings'] = None\nprint('planted', file=sys.stderr)\n")),
-    "a library that is broken": Call(BUGGY, SHIMMED, files={"shim/psutil.py": "raise RuntimeError('planted')\n"}),
+    "a library that is broken": Call(BUGGY, SHIMMED, [BUSY], files={"shim/psutil.py": "raise RuntimeError('planted')\n"}),
     "a library of another world": Call(BUGGY, SHIMMED, files={"shim/structlog.py": "planted = 1\n"}),
 }
 

@@ -33,8 +33,18 @@ def process(pid: int, used_mib: int | None, command: str, **more: object) -> Jso
 
 
 TRAINING = process(48213, 32_480, "python train.py --lr")
-SERVER = process(977, 18_140, "VLLM::EngineCore", user="svc", age_seconds=790_000, vllm=True)
-ORPHAN = process(61650, 74_512, "VLLM::EngineCore", user="svc", age_seconds=93_600, vllm=True, orphan=True)
+SERVER = process(
+    977,
+    18_140,
+    "VLLM::EngineCore",
+    user="svc",
+    age_seconds=790_000,
+    vllm=True,
+    server="pid 970 vllm serve Qwen/Qwen3-8B",
+    container="docker 3f1c9a2e77d0",
+    unit="vllm@qwen.service",
+)
+ORPHAN = process(61650, 74_512, "VLLM::EngineCore", user="svc", age_seconds=93_600, vllm=True, orphan=True, end_command="kill 61650")
 UNTOLD = process(5, None, "Xorg", user=None, age_seconds=None)
 HIDDEN = {"pid": 7, "kind": "compute", "name": "unknown", "used_bytes": 300 * MIB}
 

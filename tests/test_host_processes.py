@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,9 @@ import pytest
 
 from vllm_guard.facts import GpuProcess
 from vllm_guard.host import processes
-from vllm_guard.host.processes import ProcessFacts, pid_namespace_initial, printable, read_processes
+from vllm_guard.host.pid_namespace import pid_namespace_initial
+from vllm_guard.host.printable import printable
+from vllm_guard.host.processes import ProcessFacts, read_processes
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 
@@ -116,36 +117,6 @@ def test_a_zombie_is_exiting() -> None:
     known = read_one(process.pid)
     process.wait()
     assert ("sleep", None, True) == (known.name, known.command, known.exiting)
-
-
-@pytest.mark.parametrize(
-    ("argv", "vllm"),
-    [
-        pytest.param(["VLLM::EngineCore", *[""] * 200], True, id="an engine, with the empty words of a rewritten title"),
-        pytest.param(["VLLM::Worker_TP0"], True, id="a worker"),
-        pytest.param(["VLLM::APIServer_0"], True, id="an API server"),
-        pytest.param(["EngineCore_DP0"], True, id="an engine of data parallelism"),
-        pytest.param(["VllmWorkerProcess"], True, id="a worker of older releases"),
-        pytest.param(["/opt/venv/bin/python", "/opt/venv/bin/vllm", "serve", "m"], True, id="vllm serve behind python"),
-        pytest.param(["vllm", "serve", "m"], True, id="vllm serve"),
-        pytest.param(["python3", "-u", "-m", "vllm.entrypoints.openai.api_server"], True, id="the module of the server"),
-        pytest.param(["vllm", "collect-env"], False, id="another command of vllm"),
-        pytest.param(["python", "train.py", "--model", "vllm"], False, id="a word in an argument"),
-        pytest.param(["cat", "VLLM::EngineCore"], False, id="a title as an argument"),
-        pytest.param(["vllm"], False, id="the bare word"),
-    ],
-)
-def test_a_vllm_process_is_known_by_title_or_command(argv: list[str], *, vllm: bool) -> None:
-    """What vLLM calls its processes, and how servers are started."""
-    known_as_vllm = processes._is_vllm("python", [word for word in argv if word])  # noqa: SLF001 - the rule, without starting anything
-    assert vllm == known_as_vllm
-
-
-def test_a_title_cut_by_the_kernel_is_known() -> None:
-    """Where the command line is hidden only 15 characters of the title are left."""
-    assert processes._is_engine("VLLM::EngineCor", [])  # noqa: SLF001 - as above
-    assert processes._is_engine("VLLM::Worker_TP", [])  # noqa: SLF001 - as above
-    assert not processes._is_engine("VLLM::APIServer", [])  # noqa: SLF001 - as above
 
 
 @pytest.mark.parametrize(
@@ -254,30 +225,6 @@ def test_an_orphan_is_an_engine_whose_server_is_gone(reaper: str, titles: list[s
     assert orphan == read_last(reaper, *titles).orphan
 
 
-@pytest.mark.parametrize("initial", [True, False], ids=["the host's pid 1", "a container's pid 1"])
-def test_an_engine_below_pid_1_is_an_orphan_where_that_is_the_hosts(monkeypatch: pytest.MonkeyPatch, start: Start, *, initial: bool) -> None:
-    """Whatever a host's init is called; a container's may be the script that started the engine."""
-    pid = start("VLLM::EngineCore", "60")
-    monkeypatch.setattr(psutil._pslinux.Process, "ppid", lambda _: 1)  # noqa: SLF001 - a test cannot be pid 1
-    monkeypatch.setattr(processes, "_REAPER", re.compile("no such name"))
-    monkeypatch.setattr(processes, "pid_namespace_initial", lambda: initial)
-    assert initial == read_one(pid).orphan
-
-
-def test_an_engine_whose_parent_cannot_be_seen_is_not_called_an_orphan(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
-    """hidepid hides the parent's entry, and another pid namespace its pid: neither says that it is gone."""
-
-    class ParentHidden(psutil.Process):
-        def __init__(self, pid: int) -> None:
-            if pid == os.getpid():
-                raise psutil.NoSuchProcess(pid)
-            super().__init__(pid)
-
-    monkeypatch.setattr(psutil, "Process", ParentHidden)
-    known = read_one(start("VLLM::EngineCore", "60"))
-    assert (True, False) == (known.vllm, known.orphan)
-
-
 def test_the_pid_namespace_is_read_from_proc(tmp_path: Path) -> None:
     """The initial namespace has a fixed number; another one, and none, are not it."""
     folder = tmp_path / "proc/self/ns"
@@ -293,8 +240,9 @@ def test_the_pid_namespace_is_read_from_proc(tmp_path: Path) -> None:
 def test_a_listed_process_keeps_what_the_driver_said() -> None:
     """The description adds to pid, kind and bytes and changes none of them."""
     listed = GpuProcess(7, "mps", "unknown", used_bytes=5)
-    described = ProcessFacts("x", "root", "x y", 3.0, vllm=True, orphan=True, exiting=True).of(listed)
-    assert GpuProcess(7, "mps", "x", "root", "x y", 5, 3.0, vllm=True, orphan=True, exiting=True) == described
+    known = ProcessFacts("x", "root", "x y", 3.0, orphan=True, container="docker 3f1c9a2e77d0", unit="x.service", server="pid 6 vllm serve m")
+    expected = GpuProcess(7, "mps", "x", "root", "x y", 5, 3.0, container="docker 3f1c9a2e77d0", unit="x.service", orphan=True, server="pid 6 vllm serve m")
+    assert expected == known.of(listed)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("plain", "plain"), ("a\tb\x00c", "a?b?c"), ("é漢", "é漢"), ("", "")])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
-from vllm_guard.bypass import asks_serve, become_vllm
-from vllm_guard.flags import mode_off, strip_flags
+from vllm_guard.bypass import become_vllm, request_of
+from vllm_guard.flags import mode_off
 from vllm_guard.launch import handle_signals_as_pid_1
 from vllm_guard.units import ExitCode
+
+_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 
 def run() -> NoReturn:
@@ -28,16 +32,38 @@ def run() -> NoReturn:
     except Exception:  # noqa: BLE001 - the last resort, around imports too: a bug of ours or a broken library must not stop vLLM
         with suppress(OSError, ValueError):
             traceback.print_exc()
-        code = _start_all_the_same(argv, invoked) if asks_serve(strip_flags(argv)) else ExitCode.BUG
+        code = ExitCode.BUG if request_of(argv, invoked) is None else _start_all_the_same(argv, invoked)
     _leave(code)
 
 
 def _run(argv: list[str], invoked: str) -> int:
-    if mode_off(argv, os.environ) and asks_serve(strip_flags(argv)):
+    request = request_of(argv, invoked)
+    if request == "pass" or (request is not None and mode_off(argv, os.environ)):
         return become_vllm(argv, invoked, os.environ)
-    from vllm_guard.cli import main  # noqa: PLC0415 - imports the libraries, which mode=off does not need
+    with _only_what_is_ours():
+        from vllm_guard.cli import main  # noqa: PLC0415 - imports the libraries, which the above does not need
 
     return main(argv, invoked, os.environ)
+
+
+@contextmanager
+def _only_what_is_ours() -> Iterator[None]:
+    """Imports without pydantic's plugins, which would be sought in every distribution beside vLLM and run here, and without a collector, which finds nothing.
+
+    Afterwards the environment, which becomes vLLM's, is as it was, and the collector passes over what was imported.
+    """
+    given = os.environ.get(_PLUGINS)
+    os.environ[_PLUGINS] = "__all__"
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if given is None:
+            del os.environ[_PLUGINS]
+        else:
+            os.environ[_PLUGINS] = given
 
 
 def _start_all_the_same(argv: list[str], invoked: str) -> int:

@@ -102,7 +102,9 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine around the cards. `processes` are the largest holders of its memory, read for the CPU build only."""
+    """The machine around the cards. `processes` are the largest holders of its memory, read for the CPU build only, and `processes_unreadable` says why
+    that is not everybody.
+    """
 
     memory_total_bytes: int
     memory_available_bytes: int
@@ -111,6 +113,7 @@ class Host:
     pid_namespace_initial: bool = True
     nodes: tuple[NumaNode, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
+    processes_unreadable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,13 @@ class Device:
     unified: bool = False
     tier_name: str = ""
     ranks: int = 1
+    processes_unreadable: str | None = None
+
+    @property
+    def unaccounted_bytes(self) -> int:
+        """Occupied memory that no listed process explains: total - reserved - free - listed. Negative when processes share pages."""
+        listed = sum(process.used_bytes or 0 for process in self.processes)
+        return self.nvml_total_bytes - (self.driver_reserved_bytes or 0) - self.free_bytes - listed
 
 
 def competitors(device: Device) -> tuple[GpuProcess, ...]:

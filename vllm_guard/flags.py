@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -60,6 +59,8 @@ def variable_of(setting: str) -> str:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """The known name most like this one; there always is one, however unlike."""
+    import difflib  # noqa: PLC0415 - only for a name that is wrong
+
     return difflib.get_close_matches(name[:80], known, n=1, cutoff=0.0)[0]
 
 

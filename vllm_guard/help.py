@@ -12,6 +12,7 @@ _WIDTH: Final = 110
 _HEAD: Final = """\
 usage: vllm-guard serve MODEL [vllm options] [--guard-... options]
        vllm-guard check MODEL [vllm options] [--guard-... options]
+       vllm-guard run [--guard-... options] -- CMD ...
        vllm-guard gpus [--watch] | snapshot [--with-commands] | demo
 
 Put in front of `vllm serve`. It measures free GPU memory, chooses a --gpu-memory-utilization that fits, says what it
@@ -19,6 +20,7 @@ changed and why, and becomes vLLM (same PID); or it refuses at once with the num
 
   serve      what `vllm serve` was, in units, entrypoints and shells
   check      the same decision, nothing started: report on stderr, the command line that would be executed on stdout
+  run        another launcher of vLLM: `python -m vllm.entrypoints.openai.api_server ...`, `vllm bench latency ...`
   gpus       who holds the memory of which card
   snapshot   what this host looks like to the guard, as JSON; decide from it with check --guard-snapshot=FILE
   demo       one launch and one refusal on made-up cards: needs no GPU and no vLLM
@@ -29,6 +31,7 @@ examples:
   VLLM_GUARD_MODE=observe vllm-guard serve Qwen/Qwen3-8B      decide and report, change nothing
 
 Everything that is not a --guard- option is vLLM's: `vllm-guard serve --help` is vLLM's own help.
+A link named `vllm` that points at vllm-guard, earlier on PATH: `vllm serve` goes through the guard, the rest straight to vLLM.
 
 settings (flag; environment VLLM_GUARD_NAME; key in the TOML file VLLM_GUARD_CONFIG, else /etc/vllm-guard/config.toml;
 sizes such as 512MiB, 8GiB, 1.5GiB, 800MB, bytes):

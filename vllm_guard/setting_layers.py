@@ -13,11 +13,6 @@ from vllm_guard.errors import UsageError
 from vllm_guard.facts import Warn
 from vllm_guard.flags import SETTINGS, VARIABLE_PREFIX, flag_of, nearest, variable_of
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CONFIG_PATH: Final = "/etc/vllm-guard/config.toml"
 _CONFIG_VARIABLE: Final = "VLLM_GUARD_CONFIG"
 _CONFIG_LIMIT_BYTES: Final = 1 << 20
@@ -59,7 +54,7 @@ def of_environment(environ: Mapping[str, str]) -> tuple[Layer, tuple[Warn, ...]]
 def of_file(environ: Mapping[str, str], command: str) -> tuple[Layer, tuple[Warn, ...]]:
     """The settings in the TOML file that VLLM_GUARD_CONFIG names (empty: no file), else in CONFIG_PATH where it exists.
 
-    Raises UsageError for a file that is broken or cannot be read (in `serve` a warning, unless it was asked for by name) and for an unknown key.
+    Raises UsageError for a file that is broken or cannot be read (in `serve` and `run` a warning, unless it was asked for by name) and for an unknown key.
     """
     named = environ.get(_CONFIG_VARIABLE)
     path = CONFIG_PATH if named is None else named
@@ -70,7 +65,7 @@ def of_file(environ: Mapping[str, str], command: str) -> tuple[Layer, tuple[Warn
             return {}, ()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"cannot use the settings file {path!r}: {reason}"
-        if named is None and command == "serve":
+        if named is None and command in ("serve", "run"):
             return {}, (Warn("config_unreadable", f"{message}; going on without it"),)
         raise UsageError(message, "repair the file" if named is None else f"repair the file, or correct {_CONFIG_VARIABLE}") from None
     for key in document:
@@ -109,5 +104,9 @@ def _read_toml(path: str) -> dict[str, Any]:
     if len(content) > _CONFIG_LIMIT_BYTES:
         msg = f"it is longer than {_CONFIG_LIMIT_BYTES} bytes"
         raise ValueError(msg)
+    if sys.version_info >= (3, 11):  # not before there is a file: 4 ms
+        import tomllib  # noqa: PLC0415 - as the line before says
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - as above
     document: dict[str, Any] = tomllib.loads(content.decode())
     return document

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from vllm_guard.command.launcher import FOREIGN, NO_ENGINE, SERVE, Launcher
 from vllm_guard.command.parse import Command, config_path, parse
 from vllm_guard.command.rewrite import rewrite
 from vllm_guard.errors import LaunchError
 from vllm_guard.facts import Chosen, Device, Facts, Release, Warn, parse_release
 from vllm_guard.host.visible import select_devices
-from vllm_guard.host.vllm_install import device_of_version, find_executable, read_install
+from vllm_guard.host.vllm_install import Install, device_of_version, find_executable, read_install
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.files import read_model
 from vllm_guard.plain_file import read_plain_file
-from vllm_guard.plan.decide import decide
+from vllm_guard.plan.decide import decide, untouched
 from vllm_guard.plan.decision import Decision, Launch
+from vllm_guard.plan.foreign import restrain
 from vllm_guard.plan.policy import Policy
 
 _LARGEST_CONFIG_BYTES: Final = 1 << 20
@@ -37,16 +39,21 @@ class Vllm:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A command line with everything about it that is not memory."""
+    """A command line with everything about it that is not memory. `environ` is what its vLLM will see."""
 
     vllm: Vllm
     release: Release | None
+    prefix: tuple[str, ...]
     command: Command
     checkpoint: Checkpoint | UnknownCheckpoint
+    environ: Mapping[str, str]
 
     def decide(self, facts: Facts, policy: Policy) -> Decision:
         """The decision on one reading."""
-        return decide(facts, self.command, select_devices(facts, self.command, self.release), self.checkpoint, policy)
+        if self.command.entry == NO_ENGINE:
+            return untouched(self.command, Warn("no_engine", "this starts no engine that the guard could judge"))
+        decision = decide(facts, self.command, select_devices(facts, self.command, self.release), self.checkpoint, policy)
+        return restrain(decision, self.command) if self.command.entry == FOREIGN else decision
 
     def devices(self, facts: Facts) -> tuple[Device, ...]:
         """The devices that the command uses; nothing when they are not known."""
@@ -56,40 +63,57 @@ class Subject:
     @property
     def untouched(self) -> tuple[str, ...]:
         """The whole argv with nothing changed."""
-        return (*(self.vllm.words or ("vllm",)), "serve", *self.command.argv)
+        return (*self.prefix, *self.command.argv)
 
     def words(self, decision: Decision) -> tuple[str, ...]:
         """The whole argv that would be executed after this decision."""
         changes = {change.dest: change.after for change in decision.assessment.changes} if isinstance(decision, Launch) else {}
-        start = len(self.untouched) - len(self.command.argv)
-        return (*self.untouched[:start], *rewrite(self.command.argv, changes, self.release))
+        return (*self.prefix, *rewrite(self.command.argv, changes, self.release, self.command.entry.grammar))
 
 
 def find_vllm(setting: str | None, version_setting: str | None, *, invoked: str, environ: Mapping[str, str]) -> Vllm:
     """Where vLLM is and what it is. A missing one is not an error here: `check` needs none."""
-    warnings: tuple[Warn, ...] = ()
-    version, device, words, missing = None, "cuda", None, None
     try:
         words = find_executable(setting, invoked=Path(invoked), path=environ.get("PATH", os.defpath))
-        install = read_install(words)
-        version, device = install.version, install.device if install.device != "unknown" else "cuda"
     except LaunchError as error:
-        missing = error
+        return _vllm(None, error, None, version_setting)
+    return _vllm(words, None, read_install(words), version_setting)
+
+
+def find_launched(launcher: Launcher, version_setting: str | None, environ: Mapping[str, str]) -> Vllm:
+    """The vLLM that a launcher's script or interpreter would start; of unknown release where something in front chooses it."""
+    words = (launcher.prefix[launcher.program or 0],)
+    path = launcher.environment.get("PATH", environ.get("PATH", os.defpath))
+    return _vllm(words, None, None if launcher.finds_own_vllm else read_install(words, path), version_setting)
+
+
+def serving(vllm: Vllm, argv: Sequence[str]) -> Launcher:
+    """`vllm serve` with these words behind it."""
+    return Launcher((*(vllm.words or ("vllm",)), "serve"), tuple(argv), SERVE)
+
+
+def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str]) -> Subject:
+    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch."""
+    release = parse_release(vllm.version)
+    argv, entry = launcher.arguments, launcher.entry
+    path = None if entry.grammar == "foreign" else config_path(argv, release)
+    command = parse(argv, release, None if path is None else _read_text(path), entry)
+    command = replace(command, warnings=(*vllm.warnings, *launcher.warnings, *command.warnings))
+    environ = {**environ, **launcher.environment}
+    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
+    return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
+
+
+def _vllm(words: tuple[str, ...] | None, missing: LaunchError | None, install: Install | None, version_setting: str | None) -> Vllm:
+    warnings: tuple[Warn, ...] = ()
+    version, device = None, "cuda"
+    if install is not None:
+        version, device = install.version, install.device if install.device != "unknown" else "cuda"
     if version_setting is not None:
         if version is not None and version != version_setting:
             warnings = (Warn("version_contradicts", f"vllm_version says {version_setting}, installed is {version}: {version_setting} counts"),)
         version, device = version_setting, device_of_version(version_setting)
     return Vllm(words, missing, version, device, warnings)
-
-
-def read_subject(argv: Sequence[str], vllm: Vllm, environ: Mapping[str, str]) -> Subject:
-    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch."""
-    release = parse_release(vllm.version)
-    path = config_path(argv, release)
-    command = parse(argv, release, None if path is None else _read_text(path))
-    command = replace(command, warnings=(*vllm.warnings, *command.warnings))
-    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
-    return Subject(vllm, release, command, checkpoint)
 
 
 def _read_text(path: str) -> str | None:

@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from vllm_guard import __version__, speak
-from vllm_guard.bypass import asks_serve, become_vllm, raw_value, termination_log
+from vllm_guard.bypass import asks_serve, become_vllm, raw_value, request_of, termination_log
 from vllm_guard.cli.call import Call, print_line
 from vllm_guard.cli.check import check
 from vllm_guard.cli.serve import serve
 from vllm_guard.errors import GuardError, UsageError
-from vllm_guard.flags import nearest, split_flags, strip_flags
+from vllm_guard.flags import nearest, split_flags
 from vllm_guard.settings import Loaded, load
 from vllm_guard.units import ExitCode
 
-COMMANDS: Final = ("serve", "check", "gpus", "snapshot", "demo")
+COMMANDS: Final = ("serve", "check", "run", "gpus", "snapshot", "demo")
 
 
 def main(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -> int:
-    """The exit code of the guard; `serve` returns only when vLLM was not started. Raises only what is a bug."""
+    """The exit code of the guard; `serve` and `run` return only when nothing was started. Raises only what is a bug."""
     call = Call(tuple(argv), invoked, environ, time.perf_counter())
     try:
         return _dispatch(call)
     except GuardError as error:
-        if isinstance(error, UsageError) and asks_serve(strip_flags(argv)) and (raw_value(argv, environ, "mode") or "").strip().lower() == "off":
+        if isinstance(error, UsageError) and request_of(argv, invoked) is not None and (raw_value(argv, environ, "mode") or "").strip().lower() == "off":
             return become_vllm(argv, invoked, environ)  # the settings file says off, whatever else is wrong in it
         speak.say_error(error, raw_value(argv, environ, "log_format"))
         speak.write_termination_log(termination_log(argv, environ), speak.error_lines(error))
@@ -56,6 +56,10 @@ def _run(name: str, call: Call, loaded: Loaded, words: Sequence[str]) -> int:
     match name:
         case "check":
             return check(call, loaded, words)
+        case "run":
+            from vllm_guard.cli.run import run  # noqa: PLC0415 - imports by need
+
+            return run(call, loaded, words)
         case "gpus":
             from vllm_guard.cli.gpus import gpus  # noqa: PLC0415 - imports by need
 

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 
 from vllm_guard import speak
 from vllm_guard.cli.call import Call, print_line
-from vllm_guard.command.mask import mask_argv
+from vllm_guard.command.launcher import Launcher
+from vllm_guard.command.mask import mask_argv, mask_text
 from vllm_guard.facts import Warn
 from vllm_guard.host.reading import read_facts, read_snapshot
 from vllm_guard.plan.assess import given_settings
 from vllm_guard.plan.decision import Decision, Unmeasured
 from vllm_guard.render.document import decision_document, exit_code
 from vllm_guard.settings import Loaded, Settings, policy
-from vllm_guard.subject import Subject, Vllm, find_vllm, read_subject
+from vllm_guard.subject import Subject, Vllm, find_vllm, read_subject, serving
 from vllm_guard.units import ExitCode
 
 
@@ -24,13 +25,19 @@ def check(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     """The decision alone: report on stderr; on stdout the command line that would be executed, or the document."""
     settings = loaded.settings
     vllm = find_vllm(settings.vllm, settings.vllm_version, invoked=call.invoked, environ=call.environ)
+    return report(call, loaded, serving(vllm, argv), vllm)
+
+
+def report(call: Call, loaded: Loaded, launcher: Launcher, vllm: Vllm) -> int:
+    """The decision about this launcher's command line, said and printed as `check` does."""
+    settings = loaded.settings
     facts = None
     if settings.snapshot is not None:
-        facts = read_snapshot(settings.snapshot, settings.vllm_version, call.environ)
+        facts = read_snapshot(settings.snapshot, settings.vllm_version, {**call.environ, **launcher.environment})
         vllm = Vllm(vllm.words, vllm.missing, facts.vllm_version, facts.vllm_device)
-    subject = read_subject(argv, vllm, call.environ)
+    subject = read_subject(launcher, vllm, call.environ)
     if facts is None:
-        facts = read_facts(vllm.version, vllm.device, call.environ)
+        facts = read_facts(vllm.version, vllm.device, subject.environ)
     decision = subject.decide(facts, policy(settings))
     tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, vllm)
     observe = settings.mode == "observe"
@@ -59,9 +66,9 @@ def check(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
 
 
 def _mask_words(words: Sequence[str], subject: Subject) -> tuple[str, ...]:
-    """The words that would be executed, with the secrets of vLLM's part masked."""
-    start = len(words) - len(words[words.index("serve") + 1 :])
-    return (*words[:start], *mask_argv(words[start:], subject.release))
+    """The words that would be executed, without secrets."""
+    start = len(subject.prefix)
+    return (*map(mask_text, words[:start]), *mask_argv(words[start:], subject.release))
 
 
 def all_warnings(loaded: Loaded, subject: Subject, decision: Decision) -> tuple[Warn, ...]:

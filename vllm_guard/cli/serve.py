@@ -15,7 +15,7 @@ from vllm_guard.launch import launch, require_program
 from vllm_guard.plan.decision import Decision, Launch, Unmeasured
 from vllm_guard.render.document import exit_code
 from vllm_guard.settings import Loaded, Settings, policy
-from vllm_guard.subject import Subject, find_vllm, read_subject
+from vllm_guard.subject import Subject, find_vllm, read_subject, serving
 from vllm_guard.wait import AUTO_SECONDS, World, settle, should_settle
 
 
@@ -30,12 +30,17 @@ def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     require_program(vllm.words[0], call.environ)
     if settings.mode == "off":
         launch([*vllm.words, "serve", *argv], call.environ)
-    subject = read_subject(argv, vllm, call.environ)
+    return start(call, loaded, read_subject(serving(vllm, argv), vllm, call.environ))
+
+
+def start(call: Call, loaded: Loaded, subject: Subject) -> int:
+    """Decides about this command line and becomes it, or returns why not."""
+    settings = loaded.settings
     if subject.command.asks_help:
         launch(subject.untouched, call.environ)
-    decision = _decide_settled(call, settings, subject)
+    decision = _decide_settled(settings, subject)
     observe = settings.mode == "observe"
-    tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, vllm)
+    tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, subject.vllm)
     starts = observe or tolerated or isinstance(decision, Launch)
     tone = speak.Tone(observe=observe, tolerated=tolerated, starts=starts)
     speak.say_decision(decision, all_warnings(loaded, subject, decision), settings.log_format, tone)
@@ -45,11 +50,11 @@ def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     return launch(subject.untouched if observe else subject.words(decision), call.environ)
 
 
-def _decide_settled(call: Call, settings: Settings, subject: Subject) -> Decision:
+def _decide_settled(settings: Settings, subject: Subject) -> Decision:
     """The decision, on a reading taken once free memory is steady where somebody may be leaving."""
 
     def read() -> Facts:
-        return read_facts(subject.vllm.version, subject.vllm.device, call.environ)
+        return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)
 
     facts = read()
     decision = subject.decide(facts, policy(settings))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from vllm_guard.command.launcher import Grammar
 from vllm_guard.facts import Release, parse_release
 
 Arity = Literal["0", "1", "?", "+"]
@@ -55,6 +56,7 @@ class Options:
     """The options of one release by name."""
 
     by_name: Mapping[str, Option]
+    abbreviations: bool = True
 
     def named(self, text: str) -> Named | None:
         """What a word before any `--` names; None when argparse takes it for a value (`ArgumentParser._parse_optional`)."""
@@ -68,6 +70,8 @@ class Options:
         exact = self.by_name.get(key)
         if exact is not None:
             return Named((exact,), key, inline)
+        if not self.abbreviations:
+            return Named((), key, inline)
         if text.startswith("--"):
             candidates = tuple(option for name, option in self.by_name.items() if name.startswith(key))
             glued = None
@@ -79,6 +83,28 @@ class Options:
         if not candidates and (_NEGATIVE_NUMBER.fullmatch(text) or " " in text):
             return None
         return Named(candidates, key, inline)
+
+
+def options_of(release: Release | None, grammar: Grammar) -> Options:
+    """The options that words of this grammar may mean.
+
+    `vllm bench` has two of its own that would pass for abbreviations here. In words of a foreign program only whole names count, and none of one
+    letter: `-n 3` is its own business.
+    """
+    options = read_options(release)
+    match grammar:
+        case "engine":
+            return Options(
+                {
+                    **options.by_name,
+                    "--n": Option("--n", "n", "1", "str", nullable=False),
+                    "--profile": Option("--profile", "profile", "0", "flag", nullable=False),
+                }
+            )
+        case "foreign":
+            return Options({name: option for name, option in options.by_name.items() if len(name) > len("-x")}, abbreviations=False)
+        case _:
+            return options
 
 
 @functools.lru_cache(maxsize=4)

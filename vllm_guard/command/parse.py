@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeVar
 
 from vllm_guard.command.config_file import ConfigError, parse_config
-from vllm_guard.command.options import Option, read_options
+from vllm_guard.command.launcher import SERVE, Entry
+from vllm_guard.command.options import Option, options_of
 from vllm_guard.command.tokens import Word, config_word, prepare
 from vllm_guard.command.values import parse_value
 from vllm_guard.command.walk import Use, Walk, walk
@@ -31,7 +32,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A vLLM command line understood. `given` has what the user gave by dest, the last one where there are several.
+    """A vLLM command line understood, the words behind what `entry` names. `given` has what the user gave by dest, the last one where there are several.
 
     `model` is None when none is given or when it cannot be told from the value of an option in `unknown`. `rejection` says why vLLM will answer
     with an error; an unknown option alone never does, because the release may be newer than the guard.
@@ -44,6 +45,7 @@ class Command:
     rejection: str | None = None
     asks_help: bool = False
     warnings: tuple[Warn, ...] = ()
+    entry: Entry = SERVE
 
     def integer(self, dest: str, default: _Default) -> int | _Default:
         """The integer given for dest, else the default."""
@@ -76,8 +78,9 @@ def config_path(argv: Sequence[str], release: Release | None) -> str | None:
     return word.text if word else None
 
 
-def parse(argv: Sequence[str], release: Release | None, config_text: str | None = None) -> Command:
-    """What the words after `serve` mean. Total: whatever vLLM would answer with an error ends in `rejection`, everything else is still understood.
+def parse(argv: Sequence[str], release: Release | None, config_text: str | None = None, entry: Entry = SERVE) -> Command:
+    """What the words after `serve`, or after another entry, mean. Total: whatever vLLM would answer with an error ends in `rejection`, everything else
+    is still understood; of a foreign program's words nothing is an error.
 
     `config_text` is what the file of `config_path` holds, None when it could not be read: then a warning says that its values are unknown.
     """
@@ -88,22 +91,31 @@ def parse(argv: Sequence[str], release: Release | None, config_text: str | None 
             config_words = parse_config(config_text, release)
         except ConfigError as error:
             problems.append(f"the --config file: {error}")
-    prepared = prepare(argv, release, config_words)
-    walked = walk(prepared.words, read_options(release))
+    serve = entry.grammar == "serve"
+    prepared = prepare(argv, release, config_words, serve=serve)
+    walked = walk(prepared.words, options_of(release, entry.grammar))
     given, bad_values = _given(walked.uses, release)
-    model = walked.positionals[0].text if walked.positionals else None
-    if model is None and not walked.loose and "model" in given:
+    model = walked.positionals[0].text if serve and walked.positionals else None
+    if model is None and not (serve and walked.loose) and "model" in given:
         model = given["model"].text
-    problems += [*prepared.problems, *walked.problems, *bad_values, *_strays(walked)]
+    problems += [*prepared.problems, *walked.problems, *bad_values, *_strays(walked, taken=0 if entry.grammar == "engine" else 1)]
     unknown = tuple(name.key for name in walked.unknown)
     return Command(
         argv=tuple(argv),
         model=model,
         given=MappingProxyType(given),
         unknown=unknown,
-        rejection=problems[0][:_MAX_REJECTION_CHARACTERS] if problems else None,
+        rejection=problems[0][:_MAX_REJECTION_CHARACTERS] if problems and entry.grammar != "foreign" else None,
         asks_help="help" in given or "--version" in unknown,
-        warnings=_warnings(given, unknown, release, config_unread=config_word(argv, release) is not None and config_text is None),
+        warnings=()
+        if entry.grammar == "foreign"
+        else _warnings(
+            given,
+            unknown if entry.grammar in ("serve", "module") else (),
+            release,
+            config_unread=config_word(argv, release) is not None and config_text is None,
+        ),
+        entry=entry,
     )
 
 
@@ -139,9 +151,9 @@ def _items(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _strays(walked: Walk) -> list[str]:
-    """Words beyond the model. They are not repeated: a second value of `--api-key=` would be one of them. Pythons differ about a spare `--`."""
-    extra = sum(word.text != "--" for word in walked.positionals[1:])
+def _strays(walked: Walk, *, taken: int) -> list[str]:
+    """Words beyond the `taken` ones. They are not repeated: a second value of `--api-key=` would be one of them. Pythons differ about a spare `--`."""
+    extra = sum(word.text != "--" for word in walked.positionals[taken:])
     return [f"{extra} word(s) beside the model belong to no option"] if extra > 0 else []
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vllm_guard.command.options import Options, read_options
+from vllm_guard.command.launcher import Grammar
+from vllm_guard.command.options import Options, options_of
 from vllm_guard.command.tokens import prepare
 from vllm_guard.command.walk import Walk, walk
 from vllm_guard.facts import Release
 
 
-def rewrite(argv: Sequence[str], values: Mapping[str, str], release: Release | None) -> tuple[str, ...]:
+def rewrite(argv: Sequence[str], values: Mapping[str, str], release: Release | None, grammar: Grammar = "serve") -> tuple[str, ...]:
     """The argv with these values by dest (options of one value): every occurrence changed where the user wrote it, else added before any `--`.
 
     The user's spelling stays and no other word changes; rewriting twice is rewriting once. What only the `--config` file says is overridden by
     adding the option, because argv beats it. Where vLLM would not read the added words (after an option whose value is missing) nothing is added.
     Raises KeyError for a dest that this release has no option for.
     """
-    options = read_options(release)
+    options = options_of(release, grammar)
     words = list(argv)
     for dest, value in values.items():
         words = _with_value(words, dest, value, options, release)

@@ -42,12 +42,16 @@ class Prepared:
     problems: list[str] = field(default_factory=list)
 
 
-def prepare(argv: Sequence[str], release: Release | None, config_words: Sequence[str] | None) -> Prepared:
-    """The words for argparse. Whatever vLLM would answer with an error is noted and the rest prepared all the same."""
+def prepare(argv: Sequence[str], release: Release | None, config_words: Sequence[str] | None, *, serve: bool = True) -> Prepared:
+    """The words for argparse. Whatever vLLM would answer with an error is noted and the rest prepared all the same.
+
+    Without `serve` in front (`python -m vllm.entrypoints.openai.api_server`) --model is an option like any, and no model is asked for.
+    """
     prepared = Prepared([Word(text, at) for at, text in enumerate(argv)])
-    _move_model(prepared, release)
-    _check_served_name(prepared, release)
-    _insert_config(prepared, config_words)
+    if serve:
+        _move_model(prepared, release)
+        _check_served_name(prepared, release)
+    _insert_config(prepared, config_words, serve=serve)
     prepared.words = _respell(prepared.words, release)
     if release is None or release > _LAST_WITHOUT_DOTTED:
         _collect_dotted(prepared, release)
@@ -90,7 +94,7 @@ def _check_served_name(prepared: Prepared, release: Release | None) -> None:
         prepared.problems.append("with --served-model-name the model must be the first word after serve")
 
 
-def _insert_config(prepared: Prepared, config_words: Sequence[str] | None) -> None:
+def _insert_config(prepared: Prepared, config_words: Sequence[str] | None, *, serve: bool) -> None:
     words = prepared.words
     places = [index for index, word in enumerate(words) if word.text == "--config"]
     if not places:
@@ -106,7 +110,7 @@ def _insert_config(prepared: Prepared, config_words: Sequence[str] | None) -> No
         prepared.problems.append("the file of --config must end in .yaml or .yml")
     inserted = [Word(text, yaml=True) for text in config_words or ()]
     front = 0 if words[0].text.startswith("-") else 1
-    if front == 0 and config_words is not None and "--model" not in config_words:
+    if serve and front == 0 and config_words is not None and "--model" not in config_words:
         prepared.problems.append("no model stands directly after serve or in the --config file")
     prepared.words = [*words[:front], *inserted, *words[front:index], *words[index + 2 :]]
 

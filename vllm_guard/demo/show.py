@@ -19,7 +19,7 @@ from vllm_guard.launch import launch
 from vllm_guard.plan.decision import Launch, Unmeasured
 from vllm_guard.render.document import exit_code
 from vllm_guard.settings import Settings, policy
-from vllm_guard.subject import Vllm, read_subject
+from vllm_guard.subject import Vllm, read_subject, serving
 
 _CARDS: Final = Path(__file__).with_name("shared_cards.json")
 _MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
@@ -44,7 +44,8 @@ def _play(facts: Facts, environment: Mapping[str, str], argv: tuple[str, ...], s
     """One scene: decide, speak, and on a launch become the stand-in in a child process. The exit status."""
     scene = replace(facts, environment=MappingProxyType({**facts.environment, **environment}))
     words = (sys.executable, "-m", "vllm_guard.demo.stand_in")
-    subject = read_subject(argv, Vllm(words, None, facts.vllm_version, facts.vllm_device), {})
+    vllm = Vllm(words, None, facts.vllm_version, facts.vllm_device)
+    subject = read_subject(serving(vllm, argv), vllm, {})
     decision = subject.decide(scene, policy(settings))
     warnings = () if isinstance(decision, Unmeasured) else decision.assessment.warnings
     speak.say_decision(decision, warnings, "console", speak.Tone(starts=isinstance(decision, Launch), everything=True))

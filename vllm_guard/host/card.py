@@ -21,7 +21,7 @@ from vllm_guard.host.nvml_errors import (
     CallFailedError,
     optional,
 )
-from vllm_guard.host.processes import printable
+from vllm_guard.host.printable import printable
 
 _MEMORY_V2: Final = 0x02000028  # nvmlMemory_v2: the version and the size of its struct
 # The first kind wins where a pid is in several lists.

@@ -22,7 +22,7 @@ def choose_nodes(host: Host, ranks: int, release: Release | None) -> Chosen | El
     if not nodes:
         nodes = [_whole(host)]
     used = nodes[:ranks]
-    devices = (_device(ordinal, node, len(range(ordinal, ranks, len(nodes)))) for ordinal, node in enumerate(used))
+    devices = (_device(host, ordinal, node, len(range(ordinal, ranks, len(nodes)))) for ordinal, node in enumerate(used))
     return Chosen(tuple(devices), ranks)
 
 
@@ -31,7 +31,7 @@ def _whole(host: Host) -> NumaNode:
     return NumaNode(0, limit_bytes, min(host.memory_available_bytes, limit_bytes))
 
 
-def _device(ordinal: int, node: NumaNode, ranks: int) -> Device:
+def _device(host: Host, ordinal: int, node: NumaNode, ranks: int) -> Device:
     return Device(
         kind="cpu",
         ordinal=ordinal,
@@ -42,4 +42,6 @@ def _device(ordinal: int, node: NumaNode, ranks: int) -> Device:
         free_bytes=min(node.available_bytes, node.total_bytes),
         tier_total_bytes=node.total_bytes,
         ranks=ranks,
+        processes=host.processes,
+        processes_unreadable=host.processes_unreadable,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from vllm_guard.facts import Host, NumaNode
-from vllm_guard.host.processes import pid_namespace_initial
+from vllm_guard.host.pid_namespace import pid_namespace_initial
 from vllm_guard.units import KIB
 
 _ROOT: Final = Path("/")

@@ -21,9 +21,10 @@ _TAKE_AGAIN: Final = "take it again with vllm-guard snapshot"
 
 
 def read_facts(vllm_version: str | None, vllm_device: str, environ: Mapping[str, str]) -> Facts:
-    """Host memory, and the cards unless vLLM was built for another device. An NVML that fails as a whole is a fact too: `nvml_fault`."""
+    """Host memory, and the cards or, for the CPU build, who holds host memory. An NVML that fails as a whole is a fact too: `nvml_fault`."""
     gpus: tuple[Gpu | UnreadableGpu, ...] = ()
     fault = None
+    host = read_host(environ)
     if vllm_device == "cuda":
         from vllm_guard.host.nvml import read_gpus  # noqa: PLC0415 - other builds never need NVML
 
@@ -31,11 +32,15 @@ def read_facts(vllm_version: str | None, vllm_device: str, environ: Mapping[str,
             gpus = read_gpus()
         except MeasureError as error:
             fault = NvmlFault(error.reason, error.message, error.fix)
+    elif vllm_device == "cpu":
+        from vllm_guard.host.memory_holders import with_memory_holders  # noqa: PLC0415 - other builds never walk /proc
+
+        host = with_memory_holders(host)
     return Facts(
         taken_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         vllm_version=vllm_version,
         vllm_device=vllm_device,
-        host=read_host(environ),
+        host=host,
         gpus=gpus,
         nvml_fault=fault,
         environment=MappingProxyType({name: value for name, value in environ.items() if decides(name)}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -12,10 +12,12 @@ from typing import Any, Final, TypeVar
 from vllm_guard.command.mask import mask_text
 from vllm_guard.errors import UsageError
 from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, NvmlFault, UnreadableGpu, decides
-from vllm_guard.host.processes import printable
+from vllm_guard.host.printable import printable
 
 SCHEMA_VERSION: Final = 1
 _MOST_ITEMS: Final = 10_000
+_PID: Final = re.compile(r"pid \d+")
+_END_COMMAND: Final = re.compile(r"kill (?:[2-9]|[1-9]\d{1,9})")
 _CAPABILITY: Final = re.compile(r"(\d{1,3})\.(\d{1,3})")
 _Item = TypeVar("_Item")
 
@@ -28,7 +30,7 @@ def facts_document(facts: Facts, own_user: str | None, *, with_commands: bool) -
         "vllm_version": facts.vllm_version,
         "vllm_device": facts.vllm_device,
         "environment": dict(facts.environment),
-        "host": asdict(facts.host),
+        "host": {**asdict(facts.host), "processes": _process_documents(facts.host.processes, own_user, with_commands=with_commands)},
         "gpus": [_gpu_document(gpu, own_user, with_commands=with_commands) for gpu in facts.gpus],
         "nvml_fault": None if facts.nvml_fault is None else asdict(facts.nvml_fault),
         "claims": [asdict(claim) for claim in facts.claims],
@@ -39,8 +41,21 @@ def _gpu_document(gpu: Gpu | UnreadableGpu, own_user: str | None, *, with_comman
     if isinstance(gpu, UnreadableGpu):
         return {**asdict(gpu), "unreadable": True}
     capability = None if gpu.compute_capability is None else ".".join(map(str, gpu.compute_capability))
-    kept = [process if with_commands or _is_own(process, own_user) else replace(process, user=None, command=None) for process in gpu.processes]
-    return {**asdict(gpu), "compute_capability": capability, "processes": [asdict(process) for process in kept]}
+    return {
+        **asdict(gpu),
+        "compute_capability": capability,
+        "processes": _process_documents(gpu.processes, own_user, with_commands=with_commands),
+    }
+
+
+def _process_documents(processes: Iterable[GpuProcess], own_user: str | None, *, with_commands: bool) -> list[dict[str, Any]]:
+    return [asdict(process if with_commands or _is_own(process, own_user) else _anonymous(process)) for process in processes]
+
+
+def _anonymous(process: GpuProcess) -> GpuProcess:
+    """The process without its user's name and command lines; of its server the pid is left."""
+    server = _PID.match(process.server or "")
+    return replace(process, user=None, command=None, server=server and server[0])
 
 
 def _is_own(process: GpuProcess, own_user: str | None) -> bool:
@@ -75,6 +90,8 @@ def _parse_host(host: _Reader) -> Host:
         wsl=host.get("wsl") is True,
         pid_namespace_initial=host.get("pid_namespace_initial") is not False,
         nodes=host.each("nodes", lambda node: NumaNode(node.number("node"), node.number("total_bytes"), node.number("available_bytes"))),
+        processes=host.each("processes", _parse_process),
+        processes_unreadable=host.optional_text("processes_unreadable"),
     )
 
 
@@ -101,27 +118,32 @@ def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
 
 
 def _parse_process(process: _Reader) -> GpuProcess:
-    kind, command = process.text("kind", "compute"), process.optional_text("command")
-    age = process.get("age_seconds")
+    kind, age, end_command = process.text("kind", "compute"), process.get("age_seconds"), process.optional_text("end_command")
     return GpuProcess(
         pid=process.number("pid"),
         kind="graphics" if kind == "graphics" else "mps" if kind == "mps" else "compute",
         name=_clean(process.text("name", "")),
         user=process.optional_text("user"),
-        command=None if command is None else _clean(command),
+        command=_optional_clean(process.optional_text("command")),
         used_bytes=process.optional_number("used_bytes"),
         age_seconds=float(age) if isinstance(age, int | float) and math.isfinite(age) else None,
-        container=process.optional_text("container"),
-        unit=process.optional_text("unit"),
+        container=_optional_clean(process.optional_text("container")),
+        unit=_optional_clean(process.optional_text("unit")),
         vllm=process.get("vllm") is True,
         orphan=process.get("orphan") is True,
         exiting=process.get("exiting") is True,
+        server=_optional_clean(process.optional_text("server")),
+        end_command=end_command if end_command is not None and _END_COMMAND.fullmatch(end_command) else None,
     )
 
 
 def _clean(text: str) -> str:
     """What somebody wrote about a process or a card, as a live reading would have it: masked and printable."""
     return printable(mask_text(text))
+
+
+def _optional_clean(text: str | None) -> str | None:
+    return None if text is None else _clean(text)
 
 
 def _parse_claim(claim: _Reader) -> Claim:

@@ -135,6 +135,7 @@ def _device(facts: Facts, ordinal: int, gpu: Gpu, tier: tuple[int, str]) -> Devi
         claimed_bytes=sum(claim.outstanding_bytes for claim in facts.claims if claim.uuid == gpu.uuid),
         unified=gpu.unified,
         tier_name=tier[1],
+        processes_unreadable=gpu.processes_unreadable,
     )
 
 

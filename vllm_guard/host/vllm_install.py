@@ -20,7 +20,8 @@ _NAME: Final = "vllm"
 _MODULE: Final = "vllm.entrypoints.cli.main"
 _HEAD_BYTES: Final = 4096
 _FOLDER_LIMIT: Final = 20_000
-_IMPORTS_GUARD: Final = re.compile(rb"^\s*(?:from|import)\s+vllm_guard\b", re.MULTILINE)
+# A copy of the guard's script, or a shell script that becomes the guard.
+_STARTS_GUARD: Final = re.compile(rb"^\s*(?:(?:from|import)\s+vllm_guard\b|exec\s+[\"']?(?:[^\s\"']*/)?vllm-guard\b)", re.MULTILINE)
 # pip and uv write this second line when the interpreter's path is too long for a #! line.
 _TRAMPOLINE: Final = re.compile(rb"^'''exec' \"?(/[^\"\n]+?)\"? \"\$0\"", re.MULTILINE)
 _DIST_INFO: Final = re.compile(r"vllm(?:[-_.](cpu|rocm|xpu|tpu)(?:_(?:avx|amx)\w*)?)?-[^-]+\.dist-info", re.IGNORECASE)
@@ -69,13 +70,18 @@ def find_executable(setting: str | None, *, invoked: Path, path: str) -> tuple[s
     raise LaunchError(127, msg, "pass the full path, for example --guard-vllm=/opt/vllm/bin/vllm")
 
 
-def read_install(executable_argv: Sequence[str]) -> Install:
-    """The release that these words start, from the package metadata near the executable.
+def leads_to_guard(program: str, *, invoked: Path, path: str) -> bool:
+    """Whether this program, a bare name being looked up on `path`, is a vllm-guard under another name."""
+    return _is_guard(_located(Path(program), path), _located(invoked, path))
+
+
+def read_install(executable_argv: Sequence[str], path: str | None = None) -> Install:
+    """The release that these words start, from the package metadata near the executable; a bare name is looked up on `path`, else on our own PATH.
 
     Near a script: where its file is, where the interpreter of its #! line is, where the link to it is. Near an interpreter: where its link is (a
     virtual environment), then its file. The first that has any counts. Unknown when none has, or when several releases are there.
     """
-    executable = _located(Path(executable_argv[0]), os.environ.get("PATH", os.defpath))
+    executable = _located(Path(executable_argv[0]), os.environ.get("PATH", os.defpath) if path is None else path)
     interpreter = _interpreter(executable)
     real = Path(os.path.realpath(executable))
     near = (real, interpreter, executable) if interpreter else (executable, real)
@@ -106,9 +112,9 @@ def _runnable(file: Path) -> bool:
 
 
 def _is_guard(candidate: Path, guard: Path) -> bool:
-    """True for the guard's own file, a link to any vllm-guard, and a copy of its script: running it would only come back here."""
+    """True for the guard's own file, a link to any vllm-guard, a copy of its script, and a script that becomes one: running it would only come back here."""
     real = os.path.realpath(candidate)
-    return real == os.path.realpath(guard) or Path(real).name == "vllm-guard" or _IMPORTS_GUARD.search(_read_head(candidate)) is not None
+    return real == os.path.realpath(guard) or Path(real).name == "vllm-guard" or _STARTS_GUARD.search(_read_head(candidate)) is not None
 
 
 def _interpreter(executable: Path) -> Path | None:

@@ -81,6 +81,7 @@ def batch_ask(command: Command, traits: ModelTraits | None) -> BatchAsk:
         expert_all2all="all2all_backend" in command.given and command.integer("data_parallel_size", 1) > 1,
         world=model_ranks(command),
         traits=traits,
+        usage=command.entry.usage,
     )
 
 

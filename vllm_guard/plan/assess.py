@@ -13,6 +13,7 @@ from vllm_guard.plan.budget import Room, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import Change, DevicePlan, Setting
+from vllm_guard.plan.holders import why_incomplete
 from vllm_guard.plan.largest import given_up
 
 _REPORTED: Final = (
@@ -81,4 +82,5 @@ def _device_plan(case: Case, each: Room, choice: Choice, *, limits: bool) -> Dev
         budget_bytes=budget,
         gpu_memory_utilization=case.asked.most if isinstance(choice, Keep) else safe,
         limiting=limits,
+        holders_incomplete=why_incomplete(case.facts, each.device),
     )

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from vllm_guard.command.launcher import Usage
 from vllm_guard.facts import Device
 from vllm_guard.model.config import ModelTraits
-from vllm_guard.plan.defaults import CPU_MAX_NUM_BATCHED_TOKENS, CPU_MAX_NUM_SEQS, Behaviour
+from vllm_guard.plan.defaults import (
+    CPU_MAX_NUM_BATCHED_TOKENS,
+    CPU_MAX_NUM_SEQS,
+    OTHER_MAX_NUM_BATCHED_TOKENS,
+    OTHER_MAX_NUM_SEQS,
+    Behaviour,
+)
 from vllm_guard.plan.policy import Policy
 from vllm_guard.units import GIB
 
@@ -32,6 +39,7 @@ class BatchAsk:
     expert_all2all: bool
     world: int
     traits: ModelTraits | None
+    usage: Usage = "api_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +62,12 @@ class BatchPlan:
 
 def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
     """vLLM's own rule of this release, given values included: tier, throughput mode, chunked prefill, R * L (engine/arg_utils.py)."""
-    tokens, seqs = _tier(row, device, ask.world)
+    tokens, seqs = _tier(row, device, ask)
     factor = 2 if ask.throughput_mode else 1
     tokens, seqs = tokens * factor, (seqs * factor if ask.max_num_seqs is None else ask.max_num_seqs)
     if ask.max_num_batched_tokens is not None:
         own: int | None = ask.max_num_batched_tokens
-    elif ask.expert_all2all or (row.prefix_lm_raises_batch and ask.traits is not None and ask.traits.prefix_lm):
+    elif ask.usage == "unknown" or ask.expert_all2all or (row.prefix_lm_raises_batch and ask.traits is not None and ask.traits.prefix_lm):
         own = None
     else:
         own = _follow_lengths(row, ask, tokens, seqs)
@@ -68,13 +76,17 @@ def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
     return OwnChoice(own, seqs)
 
 
-def _tier(row: Behaviour, device: Device, world: int) -> tuple[int, int]:
+def _tier(row: Behaviour, device: Device, ask: BatchAsk) -> tuple[int, int]:
+    if ask.usage == "other":
+        return OTHER_MAX_NUM_BATCHED_TOKENS, OTHER_MAX_NUM_SEQS
+    llm_class = ask.usage == "llm_class"
     if device.kind == "cpu":
-        return CPU_MAX_NUM_BATCHED_TOKENS * world, CPU_MAX_NUM_SEQS * world
+        factor = 2 * ask.world if llm_class else ask.world
+        return CPU_MAX_NUM_BATCHED_TOKENS * factor, CPU_MAX_NUM_SEQS * factor
     total = 0 if device.unified else device.tier_total_bytes
     a100 = "a100" in device.tier_name.lower()
     tier = next(tier for tier in row.tiers if total >= tier.at_least_total_bytes and not (a100 and tier.not_a100))
-    return tier.max_num_batched_tokens, tier.max_num_seqs
+    return tier.llm_class_tokens if llm_class else tier.max_num_batched_tokens, tier.max_num_seqs
 
 
 def _follow_lengths(row: Behaviour, ask: BatchAsk, tokens: int, seqs: int) -> int | None:

@@ -30,19 +30,20 @@ def decide(facts: Facts, command: Command, selection: Selection, checkpoint: Che
     """The verdict on one command line. Only free memory, the devices and the argv can refuse; what is unknown never does."""
     stay_out = reason_to_stay_out(facts, command)
     if stay_out is not None:
-        return _untouched(command, stay_out)
+        return untouched(command, stay_out)
     match selection:
         case Unusable(reason, message, fix):
             return Unmeasured(reason, message, fix)
         case Elsewhere(warning):
-            return _untouched(command, warning)
+            return untouched(command, warning)
         case Chosen():
             return _weigh(gather_case(facts, command, selection, checkpoint, policy))
         case _:
             assert_never(selection)
 
 
-def _untouched(command: Command, warning: Warn) -> Launch:
+def untouched(command: Command, warning: Warn) -> Launch:
+    """A launch that changes nothing, because nothing was judged or nothing may be changed."""
     return Launch(Assessment((), given_settings(command), (), NOT_JUDGED, (*command.warnings, warning), (), unchanged_because=warning.message))
 
 

@@ -63,7 +63,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """One device with what is set aside on it; `budget_bytes` is what is left for vLLM's budget, and may be negative."""
+    """One device with what is set aside on it; `budget_bytes` is what is left for vLLM's budget, and may be negative. `holders_incomplete` says why not
+    everybody who holds its memory can be named.
+    """
 
     device: Device
     start_overhead_bytes: int
@@ -72,13 +74,7 @@ class DevicePlan:
     budget_bytes: int
     gpu_memory_utilization: float | None
     limiting: bool
-
-    @property
-    def unaccounted_bytes(self) -> int:
-        """Occupied memory that no listed process explains: total - reserved - free - listed. Negative when processes share pages."""
-        device = self.device
-        listed = sum(process.used_bytes or 0 for process in device.processes)
-        return device.nvml_total_bytes - (device.driver_reserved_bytes or 0) - device.free_bytes - listed
+    holders_incomplete: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,20 @@ from vllm_guard.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class BatchTier:
-    """vLLM's batch defaults for the API server on cards of at least this total (engine/arg_utils.py get_batch_defaults)."""
+    """vLLM's batch defaults for the API server on cards of at least this total, and for its LLM class, which differs in the batch budget only
+    (engine/arg_utils.py get_batch_defaults).
+    """
 
     at_least_total_bytes: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    llm_class_tokens: int
     not_a100: bool = False
 
 
-SMALL_TIER: Final = BatchTier(0, 2048, 256)
-LARGE_TIER: Final = BatchTier(70 * GIB, 8192, 1024, not_a100=True)
-HUGE_TIER: Final = BatchTier(160 * GIB, 16384, 1024)
+SMALL_TIER: Final = BatchTier(0, 2048, 256, 8192)
+LARGE_TIER: Final = BatchTier(70 * GIB, 8192, 1024, 16384, not_a100=True)
+HUGE_TIER: Final = BatchTier(160 * GIB, 16384, 1024, 16384)
 
 # CUDA graphs lie outside the budget: always, with the V2 model runner only, or never (v1/worker/gpu_worker.py determine_available_memory).
 GraphsOutside = Literal["always", "v2_runner", "never"]
@@ -98,9 +101,12 @@ _0_30: Final = replace(_0_28, first=Release(0, 30, 0), last=Release(0, 33, 0), g
 BEHAVIOURS: Final = (_0_9, _0_10, _0_11, _0_18, _0_21, _0_24, _0_28, _0_30)
 FIRST_WITH_GATE: Final = BEHAVIOURS[0].first
 LAST_INSPECTED: Final = BEHAVIOURS[-1].last
-# The CPU build's defaults per rank, without tiers (engine/arg_utils.py).
+# The CPU build's defaults per rank, without tiers; its LLM class takes twice as much (engine/arg_utils.py).
 CPU_MAX_NUM_BATCHED_TOKENS: Final = 2048
 CPU_MAX_NUM_SEQS: Final = 128
+# What every other usage context gets, on any device (config/scheduler.py).
+OTHER_MAX_NUM_BATCHED_TOKENS: Final = 2048
+OTHER_MAX_NUM_SEQS: Final = 128
 # The architectures that 0.24.0 runs on the V2 runner (config/vllm.py).
 V2_ARCHITECTURES_0_24: Final = frozenset(
     (

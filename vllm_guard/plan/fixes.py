@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_guard.facts import Gpu, Release, parse_release
+from vllm_guard.facts import Device, Gpu, Release, parse_release
 from vllm_guard.plan.budget import Room, format_fraction, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
@@ -30,19 +31,44 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
     least = least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit)
     if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
         yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
-    missing = f"{ceil_mib(max(0, need_free_bytes - room.open_bytes))} MiB"
+    missing_bytes = max(0, need_free_bytes - room.open_bytes)
+    yield from _end_orphan(room.device)
     if room.device.kind == "cpu":
-        yield f"free {missing} of host memory"
+        yield f"free {ceil_mib(missing_bytes)} MiB of host memory"
         return
     other = _other_card(case, need_free_bytes)
     if other is not None:
         yield other
-    holders = sorted((process for process in room.device.processes if process.used_bytes), key=lambda process: process.used_bytes or 0, reverse=True)
-    if holders:
-        frees = f"pid {holders[0].pid} (frees {floor_mib(holders[0].used_bytes or 0)} MiB)"
-        yield f"wait for the end of {frees}" if holders[0].exiting else f"stop {frees}"
-    else:
-        yield f"free {missing} on GPU {room.device.ordinal}; whoever holds it is not visible from here"
+    yield from _stop_largest(room.device, missing_bytes)
+
+
+def _end_orphan(device: Device) -> Iterator[str]:
+    """The command that ends the largest orphan, with all that goes with it."""
+    command, freed_bytes = _largest_orphan(device)
+    if command is not None:
+        yield f"end the orphaned engine: {command}" + (f" (frees {floor_mib(freed_bytes)} MiB)" if freed_bytes else "")
+
+
+def _largest_orphan(device: Device) -> tuple[str | None, int]:
+    freed_bytes: Counter[str] = Counter()
+    for process in device.processes:
+        if process.orphan and process.end_command is not None:
+            freed_bytes[process.end_command] += process.used_bytes or 0
+    return max(freed_bytes.items(), key=lambda item: item[1], default=(None, 0))
+
+
+def _stop_largest(device: Device, missing_bytes: int) -> Iterator[str]:
+    """Whose end would free most; nobody's where the end of an orphan is enough."""
+    command, freed_bytes = _largest_orphan(device)
+    if command is not None and freed_bytes >= missing_bytes:
+        return
+    holders = [process for process in device.processes if process.used_bytes and (command is None or process.end_command != command)]
+    largest = max(holders, key=lambda process: process.used_bytes or 0, default=None)
+    if largest is None:
+        yield f"free {ceil_mib(missing_bytes)} MiB on GPU {device.ordinal}; whoever holds it is not visible from here"
+        return
+    frees = f"pid {largest.pid} (frees {floor_mib(largest.used_bytes or 0)} MiB)"
+    yield f"wait for the end of {frees}" if largest.exiting else f"stop {frees}"
 
 
 def _other_card(case: Case, need_free_bytes: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from vllm_guard.facts import GpuProcess
@@ -29,12 +29,15 @@ def device_lines(assessment: Assessment, *, refused: bool = False) -> Iterator[s
 def _holders(plan: DevicePlan) -> Iterator[str]:
     holders = sorted(plan.device.processes, key=lambda process: process.used_bytes or 0, reverse=True)
     shown = holders[:_MOST_PROCESSES]
-    rows = [_process_columns(process) for process in shown]
+    pids_listed = {process.pid for process in holders}
+    rows = [_process_columns(process, pids_listed) for process in shown]
     pids, sizes, users, commands, _ = (max(map(len, column)) for column in zip(*rows, strict=True)) if rows else (0,) * 5
     for pid, used, user, command, notes in rows:
         yield f"    pid {pid:<{pids}}  {used:>{sizes}}  {user:<{users}}  {command:<{commands}}  {notes}".rstrip()
     if len(holders) > len(shown):
         yield f"    and {len(holders) - len(shown)} smaller ones"
+    if plan.holders_incomplete is not None:
+        yield f"    {plain(plan.holders_incomplete)}"
 
 
 def equation(plan: DevicePlan) -> str:
@@ -51,21 +54,32 @@ def equation(plan: DevicePlan) -> str:
     return f"{name}{uuid}   {parts}   [MiB]"
 
 
-def _process_columns(process: GpuProcess) -> tuple[str, str, str, str, str]:
+def _process_columns(process: GpuProcess, listed: Collection[int]) -> tuple[str, str, str, str, str]:
     used = "unknown" if process.used_bytes is None else f"{floor_mib(process.used_bytes)} MiB"
-    command, notes = plain(process.command or process.name), list(_notes(process))
+    command, notes = plain(process.command or process.name), list(_notes(process, listed))
     if process.command is None and process.name == "unknown":
         command, notes = "has ended, its memory is not free yet" if process.exiting else "not visible from here", []
     return str(process.pid), used, plain(process.user or "unknown"), command, "  ".join(notes)
 
 
-def _notes(process: GpuProcess) -> Iterator[str]:
+def _notes(process: GpuProcess, listed: Collection[int]) -> Iterator[str]:
     if process.age_seconds is not None:
         yield f"up {age_text(process.age_seconds)}"
     if process.orphan:
-        yield "orphaned vLLM engine"
+        yield "orphaned vLLM engine" + _ended_by(process, listed)
     if process.exiting:
         yield "exiting"
+    if process.server is not None:
+        yield f"belongs to {plain(process.server)}"
+    yield from (plain(place) for place in (process.container, process.unit) if place is not None)
+
+
+def _ended_by(process: GpuProcess, listed: Collection[int]) -> str:
+    """The command that ends an orphan; a worker whose engine is listed too leaves it to that."""
+    command = process.end_command
+    if command is None or any(command == f"kill {pid}" for pid in listed if pid != process.pid):
+        return ""
+    return f", ended by: {plain(command)}"
 
 
 def age_text(seconds: float) -> str:

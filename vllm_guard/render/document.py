@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from vllm_guard.command.mask import mask_text
 from vllm_guard.facts import Facts, GpuProcess, Warn, parse_release
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Decision, DevicePlan, Launch, Refusal, Setting, Unmeasured
 from vllm_guard.plan.defaults import is_assumed
+from vllm_guard.render.devices import device_label
 from vllm_guard.render.text import summary
 
 SCHEMA_VERSION: Final = 1
@@ -53,7 +54,7 @@ def decision_document(
         "gates": [asdict(gate) for gate in (assessment.gates if assessment else NOT_JUDGED)],
         "fits": None,
         "host": _host(facts),
-        "warnings": [_warning(warning) for warning in warnings],
+        "warnings": [_warning(warning) for warning in (*warnings, *_incomplete(assessment))],
         "fixes": _fixes(decision, assessment),
         "argv": list(masked_argv),
         "elapsed_seconds": round(elapsed_seconds, 4),
@@ -84,7 +85,8 @@ def device_document(plan: DevicePlan) -> dict[str, Any]:
         "outside_budget_bytes": plan.outside_budget_bytes,
         "margin_bytes": plan.margin_bytes,
         "budget_bytes": plan.budget_bytes,
-        "unaccounted_bytes": plan.unaccounted_bytes,
+        "unaccounted_bytes": device.unaccounted_bytes,
+        "holders_incomplete": plan.holders_incomplete,
         "gpu_memory_utilization": plan.gpu_memory_utilization,
         "limiting": plan.limiting,
         "processes": [process_document(process) for process in device.processes],
@@ -103,6 +105,13 @@ def _setting(setting: Setting) -> dict[str, Any]:
 def _finite(value: object) -> object:
     """The value; JSON has no nan and no inf, they are text."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def _incomplete(assessment: Assessment | None) -> Iterator[Warn]:
+    """As text this is a line of evidence."""
+    for plan in assessment.devices if assessment else ():
+        if plan.holders_incomplete is not None:
+            yield Warn("holders_incomplete", f"{device_label(plan)}: {plan.holders_incomplete}")
 
 
 def _warning(warning: Warn) -> dict[str, str]:

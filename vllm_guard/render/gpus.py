@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vllm_guard.facts import Device, Facts
 from vllm_guard.plan.decision import Assessment, DevicePlan
+from vllm_guard.plan.holders import why_incomplete
 from vllm_guard.render.devices import device_lines
 from vllm_guard.render.document import SCHEMA_VERSION, device_document
 
@@ -16,16 +17,16 @@ _BUDGET_KEYS: Final = frozenset(("start_overhead_bytes", "outside_budget_bytes",
 
 def gpus_lines(facts: Facts, devices: Sequence[Device]) -> list[str]:
     """Each device with its equation, its bar and its holders, the largest first; then what other guards promised."""
-    usage = Assessment(tuple(_usage(device) for device in devices), {}, (), (), (), ())
+    usage = Assessment(tuple(_usage(facts, device) for device in devices), {}, (), (), (), ())
     claims = [f"  claim of pid {claim.pid} on {claim.uuid}: {claim.outstanding_bytes} bytes to come" for claim in facts.claims]
     return [line.removeprefix("  ") for line in (*device_lines(usage, refused=True), *claims)]
 
 
 def gpus_document(facts: Facts, devices: Sequence[Device]) -> dict[str, Any]:
     """The same as JSON values, sizes in bytes."""
-    shown = [{key: value for key, value in device_document(_usage(device)).items() if key not in _BUDGET_KEYS} for device in devices]
+    shown = [{key: value for key, value in device_document(_usage(facts, device)).items() if key not in _BUDGET_KEYS} for device in devices]
     return {"schema_version": SCHEMA_VERSION, "devices": shown, "claims": [asdict(claim) for claim in facts.claims]}
 
 
-def _usage(device: Device) -> DevicePlan:
-    return DevicePlan(device, 0, 0, 0, device.free_bytes, None, limiting=False)
+def _usage(facts: Facts, device: Device) -> DevicePlan:
+    return DevicePlan(device, 0, 0, 0, device.free_bytes, None, limiting=False, holders_incomplete=why_incomplete(facts, device))
