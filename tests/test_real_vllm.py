@@ -90,6 +90,10 @@ def test_an_orphaned_engine_is_named_and_its_end_told(world: World) -> None:
         freed_mib = sum(process["used_bytes"] for process in orphans) // MIB
         assert isinstance(refused["fixes"], list)
         assert f"end the orphaned engine: {command} (frees {freed_mib} MiB)" == refused["fixes"][0]
+        assert f"orphaned vLLM engine, ended by: {command}" in world.guard_gpus()
+        with world.guard_serve("--guard-log-format=console") as server:
+            assert server.wait_until_ended() == 75
+            assert f"fix: end the orphaned engine: {command} (frees" in server.text()
 
         ending = [psutil.Process(process["pid"]) for process in orphans]
         subprocess.run(["sh", "-c", command], check=True)

@@ -51,6 +51,11 @@ class World:
         document: dict[str, object] = json.loads(done.stdout)
         return document
 
+    def guard_gpus(self) -> str:
+        """What `vllm-guard gpus` shows here."""
+        command = in_fake_memory(self.meminfo, [str(GUARD), "gpus", f"--guard-vllm={self.vllm}"])
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=self.environment, timeout=60).stdout
+
     def _serve(self) -> list[str]:
         return ["serve", str(self.model), "--max-model-len", "256", "--enforce-eager", "--host", "127.0.0.1"]
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_guard.model.tensors import Headers
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -16,6 +18,8 @@ class Checkpoint:
     weight_files_bytes: int | None
     weights_unknown_because: str | None = None
     sentence_transformers: bool = False
+    tokenizer_max_length: int | None = None
+    headers: Headers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
+from vllm_guard.model.headers import read_headers
+from vllm_guard.model.tensors import Headers
 from vllm_guard.plain_file import read_plain_file
 from vllm_guard.units import MIB
 
 _LARGEST_CONFIG_BYTES: Final = 4 * MIB
 _LARGEST_INDEX_BYTES: Final = 64 * MIB
 _MOST_SHARDS: Final = 10_000
+_LONGEST_SEQUENCE: Final = 1 << 40  # tokenizers without a limit say 1e30
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 
@@ -30,11 +33,24 @@ def read_model(model: str | None, revision: str | None, download_dir: str | None
     config = _read_json_object(folder / "config.json", _LARGEST_CONFIG_BYTES)
     if isinstance(config, str):
         return UnknownCheckpoint(f"{folder / 'config.json'}: {config}")
-    weights = _weight_files_bytes(folder)
-    embeds = (folder / "modules.json").exists()  # vLLM makes such a folder a pooling model (config/model.py)
-    if isinstance(weights, str):
-        return Checkpoint(str(folder), config, None, weights, embeds)
-    return Checkpoint(str(folder), config, weights, None, embeds)
+    weights, shards = _weight_files(folder)
+    headers = read_headers(folder, shards)
+    return Checkpoint(
+        folder=str(folder),
+        config=config,
+        weight_files_bytes=weights if isinstance(weights, int) else None,
+        weights_unknown_because=weights if isinstance(weights, str) else None,
+        sentence_transformers=(folder / "modules.json").exists(),  # vLLM makes such a folder a pooling model (config/model.py)
+        tokenizer_max_length=_tokenizer_max_length(folder),
+        headers=headers if isinstance(headers, Headers) else None,
+    )
+
+
+def _tokenizer_max_length(folder: Path) -> int | None:
+    """The tokenizer's own limit, which bounds the derived length (config/model.py); None where it says none or a number beyond all lengths."""
+    tokenizer = _read_json_object(folder / "tokenizer_config.json", _LARGEST_CONFIG_BYTES)
+    length = tokenizer.get("model_max_length") if isinstance(tokenizer, dict) else None
+    return length if isinstance(length, int) and not isinstance(length, bool) and 0 < length < _LONGEST_SEQUENCE else None
 
 
 def model_folder(model: str, revision: str | None, download_dir: str | None, environ: Mapping[str, str]) -> Path | UnknownCheckpoint:
@@ -73,21 +89,21 @@ def _commit(repository: Path, revision: str) -> str:
     return text.decode("ascii", "replace").strip().replace("/", "_") if isinstance(text, bytes) else revision
 
 
-def _weight_files_bytes(folder: Path) -> int | str:
-    """Bytes of the checkpoint, or why they are unknown."""
+def _weight_files(folder: Path) -> tuple[int | str, list[str]]:
+    """Bytes of the checkpoint, or why they are unknown, and its shards."""
     if not (folder / _INDEX).exists():
-        return _sizes_bytes(folder, [_SINGLE])
+        return _sizes_bytes(folder, [_SINGLE]), [_SINGLE]
     index = _read_json_object(folder / _INDEX, _LARGEST_INDEX_BYTES)
     if isinstance(index, str):
-        return f"{_INDEX}: {index}"
+        return f"{_INDEX}: {index}", []
     metadata, weight_map = index.get("metadata"), index.get("weight_map")
     declared = metadata.get("total_size") if isinstance(metadata, dict) else None
     declared_bytes = declared if isinstance(declared, int) and not isinstance(declared, bool) and declared > 0 else None
     shards = sorted({name for name in weight_map.values() if isinstance(name, str)}) if isinstance(weight_map, dict) else []
     on_disk = _sizes_bytes(folder, shards) if shards else "the index names no shards"
     if isinstance(on_disk, int):
-        return on_disk if declared_bytes is None else min(on_disk, declared_bytes)
-    return on_disk if declared_bytes is None else declared_bytes
+        return on_disk if declared_bytes is None else min(on_disk, declared_bytes), shards
+    return on_disk if declared_bytes is None else declared_bytes, shards
 
 
 def _sizes_bytes(folder: Path, names: Iterable[str]) -> int | str:

@@ -61,7 +61,7 @@ def effective_max_model_len(command: Command, traits: ModelTraits | None) -> int
     given = command.integer("max_model_len", 0)
     if given > 0:
         return given
-    if "hf_overrides" in command.given or traits is None:
+    if any(dest in command.given for dest in ("hf_overrides", "tokenizer", "hf_config_path")) or traits is None:
         return None
     return traits.max_model_len
 

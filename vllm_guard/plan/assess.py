@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from typing_extensions import assert_never
 
 from vllm_guard.command.parse import Command
+from vllm_guard.facts import Warn
+from vllm_guard.model.peak import Band
+from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
-from vllm_guard.plan.budget import Room, fraction_within
+from vllm_guard.plan.budget import Room, cuda_total_bytes, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
-from vllm_guard.plan.decision import Change, DevicePlan, Setting
+from vllm_guard.plan.decision import Change, DevicePlan, Fits, Gate, Setting
 from vllm_guard.plan.holders import why_incomplete
 from vllm_guard.plan.largest import given_up
+from vllm_guard.plan.pool import pool_band
+from vllm_guard.units import MIB, requested_bytes
 
 _REPORTED: Final = (
     "gpu_memory_utilization",
@@ -84,3 +90,31 @@ def _device_plan(case: Case, each: Room, choice: Choice, *, limits: bool) -> Dev
         limiting=limits,
         holders_incomplete=why_incomplete(case.facts, each.device),
     )
+
+
+def fits_at(case: Case, fraction: float) -> Fits | None:
+    """What the pool holds on the device with the smallest budget; None where the demand or the pool is not known."""
+    kv, budget = case.demand.kv, min(requested_bytes(cuda_total_bytes(each.device)[1], fraction) for each in case.rooms)
+    band, known = pool_band(case.demand, budget, case.weights_floor_bytes)
+    if case.pool_bytes is not None:
+        band, known = Band(case.pool_bytes, case.pool_bytes, case.pool_bytes), True
+    elif case.pool_is_explicit:
+        return None
+    if not known or isinstance(kv, Unknown):
+        return None
+    band = Band(max(0, band.low), max(0, band.likely), max(0, band.high))
+    one = kv.one_sequence_bytes
+    return Fits(band, kv.printed_tokens(band.likely), kv.largest_max_model_len(band.likely), round(band.likely / one, 2) if one else math.inf)
+
+
+def pool_warnings(judged: Sequence[Gate]) -> tuple[Warn, ...]:
+    """What to say where vLLM may run out of memory for its KV cache."""
+    return tuple(
+        Warn(f"{gate.gate}_uncertain", f"vLLM may find too little for its KV cache: {gate.detail}, have {_mib(gate.have_bytes)}, need {_mib(gate.need_bytes)}")
+        for gate in judged
+        if gate.gate != "free_memory" and gate.outcome == "uncertain"
+    )
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"about {size_bytes // MIB} MiB"

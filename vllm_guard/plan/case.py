@@ -10,12 +10,16 @@ from vllm_guard.command.parse import Command
 from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits, read_traits
+from vllm_guard.model.peak import Band
+from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
 from vllm_guard.plan.batch import BatchPlan, decide_batch, own_choice
 from vllm_guard.plan.budget import Room, room
 from vllm_guard.plan.choice import Asked
 from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
+from vllm_guard.plan.demand import gather_demand
 from vllm_guard.plan.largest import Weights
+from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
 
 
@@ -32,6 +36,7 @@ class Case:
     traits: ModelTraits | None
     weights: Weights | str
     policy: Policy
+    demand: Demand
     assumed: bool
     warnings: tuple[Warn, ...]
 
@@ -97,15 +102,35 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
         traits=traits,
         weights=ask.weights_bounds(command, facts, checkpoint, traits),
         policy=policy,
+        demand=_demand(facts, command, chosen, checkpoint, traits, rows, policy),
         assumed=is_assumed(release),
         warnings=warnings,
     )
+
+
+def _demand(
+    facts: Facts,
+    command: Command,
+    chosen: Chosen,
+    checkpoint: Checkpoint | UnknownCheckpoint,
+    traits: ModelTraits | None,
+    rows: Sequence[Behaviour],
+    policy: Policy,
+) -> Demand:
+    """What the model needs on each device, for the batch that vLLM would take by itself."""
+    if isinstance(checkpoint, UnknownCheckpoint) or traits is None:
+        unknown = Unknown(checkpoint.because if isinstance(checkpoint, UnknownCheckpoint) else "no config.json")
+        return Demand(unknown, unknown, Band(0, 0, 0), unknown)
+    batch = decide_batch(rows, chosen.devices, ask.batch_ask(command, traits), policy, starved=False)
+    return gather_demand(command, facts, checkpoint, traits, rows, batch, ask.effective_max_model_len(command, traits))
 
 
 def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None) -> ModelTraits | None:
     if isinstance(checkpoint, UnknownCheckpoint):
         return None
     traits = read_traits(checkpoint.config, release)
+    if checkpoint.tokenizer_max_length is not None and traits.max_model_len is not None:
+        traits = replace(traits, max_model_len=min(traits.max_model_len, checkpoint.tokenizer_max_length))
     return replace(traits, generates=False) if checkpoint.sentence_transformers else traits
 
 

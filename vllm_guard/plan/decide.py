@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from typing_extensions import assert_never
 
@@ -11,8 +11,10 @@ from vllm_guard.command.parse import Command
 from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn, competitors
 from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
-from vllm_guard.plan import gates
-from vllm_guard.plan.assess import device_plans, effective_settings, given_settings
+from vllm_guard.model.kv_cache import KvCache
+from vllm_guard.model.weights import WeightBytes
+from vllm_guard.plan import gates, pool
+from vllm_guard.plan.assess import device_plans, effective_settings, fits_at, given_settings, pool_warnings
 from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction
 from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
@@ -23,7 +25,7 @@ from vllm_guard.plan.policy import Policy
 from vllm_guard.plan.utilization import Options, because_text, choose_utilization
 from vllm_guard.units import ExitCode, requested_bytes
 
-_ONE_SEQUENCE: Final = Gate("one_sequence", "unknown", None, None, "KV bytes of one sequence are not worked out in this release")
+_FITS_ITSELF: Final = -1  # --max-model-len auto
 
 
 def decide(facts: Facts, command: Command, selection: Selection, checkpoint: Checkpoint | UnknownCheckpoint, policy: Policy) -> Decision:
@@ -51,10 +53,10 @@ def _weigh(case: Case) -> Decision:
     gate1 = _free_memory(case, case.asked.least, case.asked.most)
     poor = _below_min_free(case)
     if poor is not None:
-        return _refuse(case, "below_min_free", poor, gate1)
+        return _refuse(case, "below_min_free", poor, (gate1,))
     taken = _taken(case) if case.policy.competitors == "refuse" else None
     if taken is not None:
-        return _refuse(case, "competitors", taken, gate1)
+        return _refuse(case, "competitors", taken, (gate1,))
     options = Options(case.rooms, case.asked, gate1, case.policy, case.known_weights, case.chosen.world, case.chosen.interchangeable)
     if case.pool_bytes is not None and case.facts.vllm_device == "cpu":
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
@@ -62,34 +64,43 @@ def _weigh(case: Case) -> Decision:
     else:
         choice = choose_utilization(options, least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit))
     if isinstance(choice, NoRoom):
-        return _refuse(case, _reason(case, choice), choice, gate1)
+        return _refuse(case, _reason(case, choice), choice, (gate1,))
     fraction = choice.fraction if isinstance(choice, Emit) else case.asked.most
-    gate2 = _cache_blocks(case, [requested_bytes(each.device.nvml_total_bytes, fraction) for each in case.rooms])
+    budgets = [requested_bytes(cuda_total_bytes(each.device)[1], fraction) for each in case.rooms]
+    judged = (gate1, *_pool_gates(case, budgets))
     if fraction < case.policy.min_utilization:
-        return _refuse(case, "below_min_utilization", _below_min_utilization(case, fraction), gate1, gate2)
-    if gate2.outcome == "fail":
-        short = NoRoom(_smallest(case), gate2.have_bytes or 0, (Need(gate2.detail, gate2.need_bytes or 0),), capped=True)
-        return _refuse(case, _reason(case, short), short, gate1, gate2)
-    return _launch(case, options, choice, gate1, gate2)
+        return _refuse(case, "below_min_utilization", _below_min_utilization(case, fraction), judged)
+    failed = next((gate for gate in judged[1:] if gate.outcome == "fail"), None)
+    if failed is not None:
+        short = NoRoom(_smallest(case), failed.have_bytes or 0, (Need(failed.detail, failed.need_bytes or 0),), capped=True)
+        return _refuse(case, "context_too_long" if failed.gate == "one_sequence" else _reason(case, short), short, judged)
+    return _launch(case, options, choice, judged)
 
 
 def _free_memory(case: Case, least: float, most: float) -> Gate:
     return gates.free_memory(case.rooms, least, most, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
 
 
-def _cache_blocks(case: Case, budgets_bytes: list[int]) -> Gate:
-    """Gate 2 at these budgets: weights against them, or a pool given in bytes against what is free beside the weights."""
-    weights = case.known_weights
-    because = case.weights if isinstance(case.weights, str) else "the least that must be loaded of the weight files"
+def _pool_gates(case: Case, budgets_bytes: list[int]) -> tuple[Gate, Gate]:
+    """Gates 2 and 3 at these budgets; for a pool that is given, its bytes against what is free and against one sequence."""
+    judged = pool.Judged(case.chosen.world, case.chosen.interchangeable, case.assumed)
+    shortest = case.command.integer("max_model_len", 0) == _FITS_ITSELF
     if case.pool_bytes is not None:
-        because = "the KV cache size is given"
         bounds = [gates.Bound(_open_bytes(each) - case.weights_floor_bytes, case.pool_bytes) for each in case.rooms]
-    elif case.pool_is_explicit:
+        gate2 = gates.cache_blocks(bounds, "the KV cache size is given", world=judged.world, interchangeable=judged.interchangeable, assumed=judged.assumed)
+        return gate2, pool.given_pool(case.demand, case.pool_bytes, shortest=shortest)
+    if case.pool_is_explicit:
         because = "--num-gpu-blocks-override sets the pool"
-        bounds = [gates.Bound(None, None) for _ in case.rooms]
-    else:
-        bounds = [gates.Bound(budget, weights.floor_bytes if weights else None) for budget in budgets_bytes]
-    return gates.cache_blocks(bounds, because, world=case.chosen.world, interchangeable=case.chosen.interchangeable, assumed=case.assumed)
+        return Gate("cache_blocks", "unknown", None, None, because), _blocks_override(case, because, shortest=shortest)
+    floor = case.weights_floor_bytes
+    return pool.cache_blocks(case.demand, budgets_bytes, floor, judged), pool.one_sequence(case.demand, budgets_bytes, floor, judged, shortest=shortest)
+
+
+def _blocks_override(case: Case, because: str, *, shortest: bool) -> Gate:
+    blocks = case.command.integer("num_gpu_blocks_override", 0)
+    if not isinstance(case.demand.kv, KvCache) or blocks <= 0:
+        return Gate("one_sequence", "unknown", None, None, because)
+    return pool.given_pool(case.demand, blocks * case.demand.kv.bytes_per_block, shortest=shortest)
 
 
 def _open_bytes(each: Room) -> int:
@@ -153,12 +164,12 @@ def _is_starved(case: Case, fraction: float) -> bool:
     return sum(starved) > spare
 
 
-def _launch(case: Case, options: Options, choice: Emit | Keep, gate1: Gate, gate2: Gate) -> Launch:
+def _launch(case: Case, options: Options, choice: Emit | Keep, judged: tuple[Gate, Gate, Gate]) -> Launch:
     changes: list[Change] = []
     fraction = case.asked.most
     if isinstance(choice, Emit):
         fraction = choice.fraction
-        gate1 = _free_memory(case, fraction, fraction)
+        judged = (_free_memory(case, fraction, fraction), *judged[1:])
         before = case.command.given["gpu_memory_utilization"].text if case.asked.given else format_fraction(case.asked.most)
         because = because_text(replace(options, weights=None) if case.pool_is_explicit else options, choice)
         changes.append(Change("gpu_memory_utilization", before, format_fraction(fraction), because))
@@ -170,26 +181,38 @@ def _launch(case: Case, options: Options, choice: Emit | Keep, gate1: Gate, gate
         devices=device_plans(case, choice),
         settings=effective_settings(case, changes),
         changes=tuple(changes),
-        gates=(gate1, gate2, _ONE_SEQUENCE),
-        warnings=(*case.warnings, *choice.warnings),
+        gates=judged,
+        warnings=(*case.warnings, *choice.warnings, *pool_warnings(judged)),
         fixes=(),
+        demand=case.demand,
+        fits=fits_at(case, fraction),
         unchanged_because=choice.because if isinstance(choice, Keep) and not changes else None,
     )
     return Launch(assessment)
 
 
-def _refuse(case: Case, reason: RefusalReason, short: NoRoom, gate1: Gate, gate2: Gate | None = None) -> Refusal:
-    """A refusal; its gates are judged at what was asked, the second one at the most that the devices could give."""
+def _refuse(case: Case, reason: RefusalReason, short: NoRoom, judged: tuple[Gate, Gate, Gate] | tuple[Gate]) -> Refusal:
+    """A refusal; its gates are judged at what was asked, the second and the third at the most that the devices could give where there is no fraction."""
     each = case.rooms[short.device]
     need_free = short.need_bytes + (each.start_overhead.likely + each.margin_bytes if short.capped else 0)
-    if gate2 is None:
-        gate2 = _cache_blocks(case, [max(0, room.left_bytes(outside_bytes=0, margin_bytes=0)) for room in case.rooms])
+    if len(judged) == 1:
+        judged = (judged[0], *_pool_gates(case, [max(0, room.left_bytes(outside_bytes=0, margin_bytes=0)) for room in case.rooms]))
     assessment = Assessment(
         devices=device_plans(case, short),
         settings=effective_settings(case, ()),
         changes=(),
-        gates=(gate1, gate2, _ONE_SEQUENCE),
+        gates=judged,
         warnings=case.warnings,
         fixes=fixes_for(case, reason, each, need_free),
+        demand=case.demand,
+        fits=None,
     )
-    return Refusal(assessment, reason, ExitCode.REFUSED_FOR_NOW, short.device, short.have_bytes, short.needs, short.capped)
+    return Refusal(assessment, reason, _exit_code(case, short), short.device, short.have_bytes, short.needs, short.capped)
+
+
+def _exit_code(case: Case, short: NoRoom) -> Literal[ExitCode.REFUSED_FOR_NOW, ExitCode.REFUSED_FOR_GOOD]:
+    """For good only when exact weights exceed the whole empty card."""
+    weights = case.demand.weights
+    exact = isinstance(weights, WeightBytes) and weights.exact and not case.assumed
+    whole = case.rooms[short.device].device.nvml_total_bytes
+    return ExitCode.REFUSED_FOR_GOOD if exact and isinstance(weights, WeightBytes) and weights.low > whole else ExitCode.REFUSED_FOR_NOW

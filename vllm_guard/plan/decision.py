@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vllm_guard.facts import Device, Warn
+from vllm_guard.model.peak import Band
+from vllm_guard.plan.needs import Demand
 from vllm_guard.units import ExitCode
 
 Outcome = Literal["pass", "fail", "uncertain", "unknown"]
 GateName = Literal["free_memory", "cache_blocks", "one_sequence"]
 Source = Literal["argv", "yaml", "vllm_default", "guard"]
-RefusalReason = Literal["gpu_busy", "model_too_large", "below_min_free", "below_min_kv_cache", "below_min_utilization", "competitors"]
+RefusalReason = Literal["gpu_busy", "model_too_large", "below_min_free", "below_min_kv_cache", "below_min_utilization", "competitors", "context_too_long"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ class DevicePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Fits:
+    """What the pool holds: bytes as a band, the rest at its likely size."""
+
+    kv_pool_bytes: Band
+    kv_tokens: int | None
+    max_model_len: int
+    full_sequences: float
+
+
+@dataclass(frozen=True, slots=True)
 class Assessment:
     """Everything that was weighed, whatever the verdict."""
 
@@ -87,6 +99,8 @@ class Assessment:
     gates: tuple[Gate, ...]
     warnings: tuple[Warn, ...]
     fixes: tuple[str, ...]
+    demand: Demand | None = None
+    fits: Fits | None = None
     unchanged_because: str | None = None
 
 

@@ -11,6 +11,7 @@ from vllm_guard.command.mask import mask_text
 from vllm_guard.facts import Facts, GpuProcess, Warn, parse_release
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Decision, DevicePlan, Launch, Refusal, Setting, Unmeasured
 from vllm_guard.plan.defaults import is_assumed
+from vllm_guard.render.demand import demand_document, fits_document
 from vllm_guard.render.devices import device_label
 from vllm_guard.render.text import summary
 
@@ -50,9 +51,9 @@ def decision_document(
         "devices": [device_document(plan) for plan in assessment.devices] if assessment else [],
         "settings": {dest: _setting(setting) for dest, setting in {**_UNKNOWN, **(assessment.settings if assessment else given)}.items()},
         "changes": [{"flag": c.flag, "from": c.before, "to": c.after, "because": c.because} for c in assessment.changes] if assessment else [],
-        "demand": None,
+        "demand": demand_document(assessment.demand) if assessment else None,
         "gates": [asdict(gate) for gate in (assessment.gates if assessment else NOT_JUDGED)],
-        "fits": None,
+        "fits": fits_document(assessment.fits) if assessment else None,
         "host": _host(facts),
         "warnings": [_warning(warning) for warning in (*warnings, *_incomplete(assessment))],
         "fixes": _fixes(decision, assessment),

@@ -7,6 +7,7 @@ from typing_extensions import assert_never
 from vllm_guard.command.mask import mask_text
 from vllm_guard.facts import Warn, competitors
 from vllm_guard.plan.decision import Assessment, Decision, Launch, Refusal, Unmeasured
+from vllm_guard.render.demand import demand_lines
 from vllm_guard.render.devices import device_label, device_lines, plain
 from vllm_guard.units import ExitCode, ceil_mib, floor_mib, requested_bytes
 
@@ -60,10 +61,17 @@ def evidence_lines(decision: Decision, *, starts: bool = False) -> list[str]:
     """What adds up to the verdict, the fix, and, unless vLLM starts all the same, what the exit code tells a supervisor."""
     match decision:
         case Launch(assessment):
-            return [*_changes(assessment), *device_lines(assessment), *_imbalance(assessment), *_gates(assessment)]
+            return [*_changes(assessment), *device_lines(assessment), *_imbalance(assessment), *demand_lines(assessment), *_gates(assessment)]
         case Refusal(assessment=assessment):
             code: ExitCode = decision.exit_code
-            lines = [*device_lines(assessment, refused=True), *_imbalance(assessment), *_needs(decision), *_gates(assessment), *_fixes(assessment.fixes)]
+            lines = [
+                *device_lines(assessment, refused=True),
+                *_imbalance(assessment),
+                *demand_lines(assessment),
+                *_needs(decision),
+                *_gates(assessment),
+                *_fixes(assessment.fixes),
+            ]
         case Unmeasured(fix=fix):
             started = "is started with the command line as given" if starts else "was not started"
             lines, code = [f"  no verdict; vllm {started}", *_fixes((fix,))], ExitCode.UNMEASURED
@@ -101,6 +109,8 @@ def _refusal_summary(refusal: Refusal) -> str:
     short = f"(short by {need - have} MiB)"
     has = f"{label} leaves a budget of {have} MiB" if refusal.capped else f"{label} has {have} MiB free"
     match refusal.reason:
+        case "context_too_long":
+            return f"{label} leaves about {have} MiB for the KV cache, {plain(refusal.needs[0].name)} needs {need} MiB {short}"
         case "competitors":
             return _competitors_summary(refusal, label)
         case "below_min_free":
