@@ -159,3 +159,31 @@ def test_levers_that_are_fixed_do_not_change_what_the_model_needs() -> None:
     decision = judge(facts(RTX_4090), "--max-model-len", "4096", policy=Policy(levers=frozenset()), model=llama())
 
     assert gate(decision, "one_sequence") == "pass"
+
+
+class TestAboveTheDefault:
+    """Where only a larger fraction gives the model its cache."""
+
+    # 51 layers are 23220 MiB of weights, 3 % less at least: above 0.92 of the 24115 MiB that CUDA sees (22186), below 0.95 of them (22909).
+    MODEL = llama(num_hidden_layers=51, max_position_embeddings=1024)
+
+    def test_the_fraction_goes_up_to_what_the_idle_card_has(self) -> None:
+        """At most to 0.95, and it is said like any change."""
+        low = judge(facts(RTX_4090), "--gpu-memory-utilization", "0.88", model=self.MODEL)
+        raised = judge(facts(RTX_4090), model=self.MODEL)
+
+        assert gate(refused(low), "cache_blocks") == "fail"
+        assert 0.92 < float(change(raised) or 0) <= 0.95
+
+    @pytest.mark.parametrize("policy", [Policy(max_utilization=0.92), Policy(levers=frozenset())], ids=["a ceiling", "no levers"])
+    def test_not_above_what_the_operator_allows(self, policy: Policy) -> None:
+        """Then it is refused."""
+        refused(judge(facts(RTX_4090), policy=policy, model=self.MODEL))
+
+
+def test_the_smallest_pool_is_one_full_sequence_where_the_model_is_known() -> None:
+    """A lowered launch whose pool surely misses it is refused, and says what it needs."""
+    refusal = refused(judge(facts(gpu(free_mib=20_000)), "--max-model-len", "65536", model=llama()))
+
+    assert refusal.reason == "below_min_kv_cache"
+    assert [need.name for need in refusal.needs][:3] == ["weights at least", "activations at least", "one sequence of 65536 tokens"]

@@ -20,11 +20,12 @@ from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
 from vllm_guard.plan.fixes import fixes_for
-from vllm_guard.plan.largest import least_budget
+from vllm_guard.plan.largest import largest, least_budget
 from vllm_guard.plan.policy import Policy
 from vllm_guard.plan.utilization import Options, because_text, choose_utilization
 from vllm_guard.units import ExitCode, requested_bytes
 
+_CEILING: Final = 0.95  # what the guard goes up to where only that gives the model its cache
 _FITS_ITSELF: Final = -1  # --max-model-len auto
 
 
@@ -62,7 +63,7 @@ def _weigh(case: Case) -> Decision:
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
         choice: Choice = Keep(gate1.detail)
     else:
-        choice = choose_utilization(options, least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit))
+        choice = choose_utilization(options, least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=case.pool_is_explicit))
     if isinstance(choice, NoRoom):
         return _refuse(case, _reason(case, choice), choice, (gate1,))
     fraction = choice.fraction if isinstance(choice, Emit) else case.asked.most
@@ -71,10 +72,27 @@ def _weigh(case: Case) -> Decision:
     if fraction < case.policy.min_utilization:
         return _refuse(case, "below_min_utilization", _below_min_utilization(case, fraction), judged)
     failed = next((gate for gate in judged[1:] if gate.outcome == "fail"), None)
+    raised = None if failed is None else _raised(case, options)
+    if raised is not None:
+        return _launch(case, options, *raised)
     if failed is not None:
         short = NoRoom(_smallest(case), failed.have_bytes or 0, (Need(failed.detail, failed.need_bytes or 0),), capped=True)
         return _refuse(case, "context_too_long" if failed.gate == "one_sequence" else _reason(case, short), short, judged)
     return _launch(case, options, choice, judged)
+
+
+def _raised(case: Case, options: Options) -> tuple[Emit, tuple[Gate, Gate, Gate]] | None:
+    """A fraction above vLLM's default with which the model does not certainly fail, where nobody set a ceiling and the cards have the memory."""
+    free_to_choose = "utilization" in case.policy.levers and case.policy.max_utilization is None and case.policy.budget_bytes is None
+    if case.asked.given or case.pool_is_explicit or not free_to_choose:
+        return None
+    least = least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=False)
+    choice = largest(case.rooms, _CEILING, least, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
+    if isinstance(choice, NoRoom) or choice.fraction <= case.asked.most:
+        return None
+    budgets = [requested_bytes(cuda_total_bytes(each.device)[1], choice.fraction) for each in options.rooms]
+    judged = (_free_memory(case, choice.fraction, choice.fraction), *_pool_gates(case, budgets))
+    return None if any(gate.outcome == "fail" for gate in judged) else (choice, judged)
 
 
 def _free_memory(case: Case, least: float, most: float) -> Gate:

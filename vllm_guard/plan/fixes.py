@@ -33,7 +33,7 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
         yield from _shorter(case, room)
         return
     fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
-    least = least_budget(case.policy, case.known_weights, pool_is_explicit=case.pool_is_explicit)
+    least = least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=case.pool_is_explicit)
     if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
         yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
     missing_bytes = max(0, need_free_bytes - room.open_bytes)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_guard.facts import Warn
-from vllm_guard.plan.budget import Room, fraction_at_least, fraction_within
+from vllm_guard.model.unknown import Unknown
+from vllm_guard.plan.budget import Room, cuda_total_bytes, fraction_at_least, fraction_within
 from vllm_guard.plan.choice import Emit, NoRoom
 from vllm_guard.plan.decision import Need
+from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
 from vllm_guard.units import MIB, ceil_mib, requested_bytes
 
@@ -40,10 +42,20 @@ class Least:
         return self.needs, self.margin_yields
 
 
-def least_budget(policy: Policy, weights: Weights | None, *, pool_is_explicit: bool) -> Least:
-    """Weights and the smallest pool that the operator's threshold allows; one MiB where the pool's size is given and the fraction does not set it."""
+def least_budget(policy: Policy, weights: Weights | None, demand: Demand, *, pool_is_explicit: bool) -> Least:
+    """Weights and the smallest pool that the operator's threshold allows; one MiB where the pool's size is given and the fraction does not set it.
+
+    Where the model is known the smallest pool is one full sequence, and everything beside it counts at its low figure: only what is certain refuses.
+    """
     if pool_is_explicit:
         return Least((Need("a budget", MIB),), policy.min_utilization)
+    if not isinstance(demand.weights, Unknown) and not isinstance(demand.activation, Unknown) and not isinstance(demand.kv, Unknown):
+        beside = Need("weights at least", demand.weights.low), Need("activations at least", demand.activation.low)
+        if policy.min_kv_cache_bytes is None:
+            pool = Need(f"one sequence of {demand.kv.setting.max_model_len} tokens", demand.kv.tested_bytes + demand.kv.null_block_bytes)
+        else:
+            pool = Need("min_kv_cache", max(policy.min_kv_cache_bytes, MIB))
+        return Least((*beside, pool), policy.min_utilization, margin_yields=True)
     if policy.min_kv_cache_bytes is None:
         pool, held = Need("smallest KV cache", _LEAST_POOL_BYTES), Need("weights", weights.share_bytes if weights else 0)
     else:
@@ -76,23 +88,24 @@ def _fit(index: int, each: Room, ceiling: float, least: Least) -> float | NoRoom
     Where it is below the least, what lies outside the budget and, for a model that needs it, the margin give way just as far as the least needs them.
     """
     total = each.device.nvml_total_bytes
+    least_total, most_total = cuda_total_bytes(each.device)
     needs, margin_yields = least.on(total)
     margin = 0 if margin_yields else each.margin_bytes
-    smallest = fraction_at_least(_sum(needs), total)
+    smallest = fraction_at_least(_sum(needs), least_total)
     fraction = fraction_within(each.usable_bytes, total)
-    if fraction < smallest and requested_bytes(total, smallest) <= each.left_bytes(outside_bytes=0, margin_bytes=margin):
+    if fraction < smallest and requested_bytes(most_total, smallest) <= each.left_bytes(outside_bytes=0, margin_bytes=margin):
         fraction = smallest
     if fraction < smallest:
         beside = (Need("start overhead", each.start_overhead.likely), *((Need("margin", margin),) if margin else ()))
         return NoRoom(index, each.open_bytes, (*needs, *beside), threshold=True)
     if ceiling < smallest:
-        return NoRoom(index, requested_bytes(total, ceiling), needs, capped=True, threshold=True)
+        return NoRoom(index, requested_bytes(most_total, ceiling), needs, capped=True, threshold=True)
     return min(fraction, ceiling)
 
 
 def given_up(each: Room, fraction: float) -> tuple[int, int]:
     """What of the memory outside the budget, and then of the margin, this fraction uses up on a device, in bytes."""
-    short = max(0, requested_bytes(each.device.nvml_total_bytes, fraction) - each.usable_bytes)
+    short = max(0, requested_bytes(cuda_total_bytes(each.device)[1], fraction) - each.usable_bytes)
     outside = min(short, each.outside_budget_bytes)
     return outside, min(short - outside, each.margin_bytes)
 
