@@ -17,7 +17,6 @@ from vllm_guard.plan.batch import BatchPlan, decide_batch, own_choice
 from vllm_guard.plan.budget import Room, room
 from vllm_guard.plan.choice import Asked
 from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
-from vllm_guard.plan.demand import gather_demand
 from vllm_guard.plan.largest import Weights
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
@@ -121,6 +120,8 @@ def _demand(
     if isinstance(checkpoint, UnknownCheckpoint) or traits is None:
         unknown = Unknown(checkpoint.because if isinstance(checkpoint, UnknownCheckpoint) else "no config.json")
         return Demand(unknown, unknown, Band(0, 0, 0), unknown)
+    from vllm_guard.plan.demand import gather_demand  # noqa: PLC0415 - 40 ms that only a model on this disk is worth
+
     batch = decide_batch(rows, chosen.devices, ask.batch_ask(command, traits), policy, starved=False)
     return gather_demand(command, facts, checkpoint, traits, rows, batch, ask.effective_max_model_len(command, traits))
 

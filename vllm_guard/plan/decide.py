@@ -11,8 +11,7 @@ from vllm_guard.command.parse import Command
 from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn, competitors
 from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
-from vllm_guard.model.kv_cache import KvCache
-from vllm_guard.model.weights import WeightBytes
+from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import gates, pool
 from vllm_guard.plan.assess import device_plans, effective_settings, fits_at, given_settings, pool_warnings
 from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction
@@ -116,7 +115,7 @@ def _pool_gates(case: Case, budgets_bytes: list[int]) -> tuple[Gate, Gate]:
 
 def _blocks_override(case: Case, because: str, *, shortest: bool) -> Gate:
     blocks = case.command.integer("num_gpu_blocks_override", 0)
-    if not isinstance(case.demand.kv, KvCache) or blocks <= 0:
+    if isinstance(case.demand.kv, Unknown) or blocks <= 0:
         return Gate("one_sequence", "unknown", None, None, because)
     return pool.given_pool(case.demand, blocks * case.demand.kv.bytes_per_block, shortest=shortest)
 
@@ -231,6 +230,7 @@ def _refuse(case: Case, reason: RefusalReason, short: NoRoom, judged: tuple[Gate
 def _exit_code(case: Case, short: NoRoom) -> Literal[ExitCode.REFUSED_FOR_NOW, ExitCode.REFUSED_FOR_GOOD]:
     """For good only when exact weights exceed the whole empty card."""
     weights = case.demand.weights
-    exact = isinstance(weights, WeightBytes) and weights.exact and not case.assumed
+    if isinstance(weights, Unknown) or not weights.exact or case.assumed:
+        return ExitCode.REFUSED_FOR_NOW
     whole = case.rooms[short.device].device.nvml_total_bytes
-    return ExitCode.REFUSED_FOR_GOOD if exact and isinstance(weights, WeightBytes) and weights.low > whole else ExitCode.REFUSED_FOR_NOW
+    return ExitCode.REFUSED_FOR_GOOD if weights.low > whole else ExitCode.REFUSED_FOR_NOW

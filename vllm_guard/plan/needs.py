@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from vllm_guard.model.kv_cache import KvCache
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
-from vllm_guard.model.weights import WeightBytes
+
+if TYPE_CHECKING:  # the arithmetic is imported only where there is a model to reckon with
+    from vllm_guard.model.kv_cache import KvCache
+    from vllm_guard.model.weights import WeightBytes
 
 
 @dataclass(frozen=True, slots=True)

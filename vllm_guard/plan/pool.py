@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from vllm_guard.model.kv_cache import KvCache
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.decision import Gate, Outcome
 from vllm_guard.plan.needs import Demand
+
+if TYPE_CHECKING:
+    from vllm_guard.model.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def pool_band(demand: Demand, budget_bytes: int, floor_bytes: int) -> tuple[Band
 
 def cache_blocks(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int, judged: Judged) -> Gate:
     """Gate 2 on the device whose budget is smallest: the pool must hold more than the block that is held back (v1/core/kv_cache_utils.py)."""
-    held_back = demand.kv.null_block_bytes if isinstance(demand.kv, KvCache) else 0
+    held_back = 0 if isinstance(demand.kv, Unknown) else demand.kv.null_block_bytes
     outcomes = [_outcome(pool_band(demand, budget, floor_bytes), held_back + 1) for budget in budgets_bytes]
     tightest = min(budgets_bytes)
     beside = demand.beside_pool

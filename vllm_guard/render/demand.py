@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
-from vllm_guard.model.weights import WeightBytes
 from vllm_guard.plan.decision import Assessment, Fits
 from vllm_guard.plan.needs import Demand
 from vllm_guard.units import ceil_mib, floor_mib
+
+if TYPE_CHECKING:
+    from vllm_guard.model.weights import WeightBytes
 
 
 def demand_lines(assessment: Assessment) -> list[str]:
