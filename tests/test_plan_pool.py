@@ -35,9 +35,9 @@ QWEN_HALF: dict[str, Any] = {
 }
 
 
-def llama(**more: Any) -> Checkpoint:
-    """Without any weight file."""
-    return checkpoint(**{**LLAMA, **more})
+def llama(weights_mib: int | None = 15_317, **more: Any) -> Checkpoint:
+    """With the index of its weight files, which are not there."""
+    return checkpoint(weights_mib, **{**LLAMA, **more})
 
 
 def test_a_sequence_that_the_pool_surely_holds_passes() -> None:
@@ -85,10 +85,89 @@ def test_ranks_share_weights_and_cache() -> None:
 
 def test_weights_above_the_empty_card_are_refused_by_the_config_alone() -> None:
     """70 billion parameters of 16 bits on one card of 80 GiB; without the files that is not exact, so it may be asked again."""
-    model = checkpoint(num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8, hidden_size=8192, intermediate_size=28_672)
+    model = checkpoint(134_600, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8, hidden_size=8192, intermediate_size=28_672)
     refusal = refused(judge(facts(), model=model))
 
     assert (gate(refusal, "cache_blocks"), refusal.exit_code) == ("fail", ExitCode.REFUSED_FOR_NOW)
+
+
+def test_without_any_weight_file_four_bits_are_possible() -> None:
+    """The config of a quantized checkpoint may say nothing of it."""
+    assert gate(judge(facts(RTX_4090), "--max-model-len", "4096", model=llama(None, num_hidden_layers=60)), "cache_blocks") != "fail"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "more"),
+    [
+        pytest.param(("--offload-group-size", "8"), {}, {}, id="prefetch offloading"),
+        pytest.param(("--offload-backend", "prefetch"), {}, {}, id="an offload backend"),
+        pytest.param(("--quantization-config", '{"linear":"fp8"}'), {}, {}, id="quantized while loading"),
+        pytest.param(("--model-loader-extra-config", "{}"), {}, {}, id="a loader of its own"),
+        pytest.param(("--hf-config-path", "/x"), {}, {}, id="another config"),
+        pytest.param(("--cpu-offload-gb", "inf"), {}, {}, id="an offload that is no size"),
+        pytest.param(("--cpu-offload-gb", "-5"), {}, {}, id="a negative offload"),
+        pytest.param(("--disable-sliding-window", "--max-model-len", "131072"), {}, {}, id="a window taken away"),
+        pytest.param((), {"VLLM_PP_LAYER_PARTITION": "²"}, {}, id="a partition that is none"),
+        pytest.param(("-pp", "100000000", "--nnodes", "100000000"), {}, {}, id="more ranks than there are"),
+        pytest.param(("--kv-cache-dtype", "nvfp4"), {}, {"head_dim": 1}, id="heads of nothing"),
+    ],
+)
+def test_what_is_not_modelled_never_refuses(argv: tuple[str, ...], environment: dict[str, str], more: dict[str, Any]) -> None:
+    """On a card of 12 GiB, where the model as it stands cannot be loaded."""
+    card = gpu(name="NVIDIA GeForce RTX 3060", total_mib=12_288, free_mib=12_200, reserved_mib=60)
+    decision = judge(facts(card, environment=environment), *argv, model=llama(None, max_position_embeddings=4096, **more))
+
+    assert "fail" not in {gate(decision, "cache_blocks"), gate(decision, "one_sequence")}
+
+
+def test_a_model_without_any_cache_is_not_held_against_a_pool() -> None:
+    """Encoders keep none, and vLLM looks at no pool then."""
+    bert = checkpoint(1300, architectures=["BertModel"], model_type="bert", num_hidden_layers=24, num_attention_heads=16, hidden_size=1024)
+
+    assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=bert), "cache_blocks") == "pass"
+
+
+def test_a_length_that_fits_itself_needs_one_token_only() -> None:
+    """A lowered launch of `auto` is not refused for the whole length."""
+    decision = judge(facts(gpu(free_mib=20_000)), "--max-model-len", "auto", model=llama())
+
+    assert change(decision) is not None
+
+
+def test_unequal_cards_of_a_pipeline_prove_nothing_by_the_smallest() -> None:
+    """The fullest stage may be on the larger one."""
+    cards = (gpu(0, total_mib=24_564, free_mib=24_100, reserved_mib=449), gpu(1))
+    model = llama(90_000, num_hidden_layers=80, hidden_size=6144)
+
+    assert "fail" not in {gate(judge(facts(*cards), "-pp", "2", "--max-model-len", "4096", model=model), name) for name in ("cache_blocks", "one_sequence")}
+
+
+@pytest.mark.parametrize("pool", [("--kv-cache-memory-bytes", "1G"), ("--num-gpu-blocks-override", "10")])
+def test_a_given_pool_of_an_assumed_release_is_uncertain(pool: tuple[str, ...]) -> None:
+    """As everything there."""
+    assert gate(judge(facts(RTX_4090, version="0.99.0"), *pool, model=llama()), "one_sequence") == "uncertain"
+
+
+def test_limits_of_items_may_stand_in_objects() -> None:
+    """A tower that is not loaded is not held against the card."""
+    vision = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "num_attention_heads": 16}
+    limits = '{"image": {"count": 0}, "video": {"count": 0}}'
+    decision = judge(facts(RTX_4090), "--limit-mm-per-prompt", limits, "--max-model-len", "2048", model=llama(17_000, vision_config=vision))
+
+    assert gate(decision, "cache_blocks") != "fail"
+
+
+def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path) -> None:
+    """As vLLM reads it where config.json does not."""
+    (tmp_path / "config.json").write_text(json.dumps(dict(llama().config)))
+    quantization = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantization))
+    model = read_model(str(tmp_path), None, None, {})
+    decision = judge(facts(RTX_4090), "--max-model-len", "4096", model=model)
+
+    assert isinstance(model, Checkpoint)
+    assert quantization == model.config["quantization_config"]
+    assert next(g.need_bytes for g in launched(decision).assessment.gates if g.gate == "one_sequence") == 257 * MIB
 
 
 def test_an_overridden_config_proves_nothing() -> None:
@@ -165,7 +244,7 @@ class TestAboveTheDefault:
     """Where only a larger fraction gives the model its cache."""
 
     # 51 layers are 23220 MiB of weights, 3 % less at least: above 0.92 of the 24115 MiB that CUDA sees (22186), below 0.95 of them (22909).
-    MODEL = llama(num_hidden_layers=51, max_position_embeddings=1024)
+    MODEL = llama(23_220, num_hidden_layers=51, max_position_embeddings=1024)
 
     def test_the_fraction_goes_up_to_what_the_idle_card_has(self) -> None:
         """At most to 0.95, and it is said like any change."""

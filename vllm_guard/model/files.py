@@ -33,6 +33,9 @@ def read_model(model: str | None, revision: str | None, download_dir: str | None
     config = _read_json_object(folder / "config.json", _LARGEST_CONFIG_BYTES)
     if isinstance(config, str):
         return UnknownCheckpoint(f"{folder / 'config.json'}: {config}")
+    if "quantization_config" not in config:  # ModelOpt's own file, which vLLM puts there (transformers_utils/config.py)
+        quantization = _read_json_object(folder / "hf_quant_config.json", _LARGEST_CONFIG_BYTES)
+        config = {**config, "quantization_config": quantization} if isinstance(quantization, dict) else config
     weights, shards = _weight_files(folder)
     headers = read_headers(folder, shards)
     return Checkpoint(

@@ -130,6 +130,6 @@ def unified(found: tuple[tuple[int, Page], ...]) -> tuple[tuple[int, Page], ...]
 
 
 def _grown(page: Page, largest_bytes: int) -> Page:
-    if page.kind == "state" or largest_bytes % page.size_bytes:
+    if page.kind == "state" or page.size_bytes <= 0 or largest_bytes % page.size_bytes:
         return replace(page, size_bytes=largest_bytes)
     return replace(page, size_bytes=largest_bytes, block_size=page.block_size * (largest_bytes // page.size_bytes))

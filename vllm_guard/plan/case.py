@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from vllm_guard.command.parse import Command
 from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
@@ -17,9 +18,11 @@ from vllm_guard.plan.batch import BatchPlan, decide_batch, own_choice
 from vllm_guard.plan.budget import Room, room
 from vllm_guard.plan.choice import Asked
 from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
-from vllm_guard.plan.largest import Weights
+from vllm_guard.plan.largest import Least, Weights, least_budget
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
+
+_FITS_ITSELF: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,16 @@ class Case:
         """Whether the fraction does not size the pool: bytes are given, or a number of blocks where that replaces vLLM's own checks."""
         overridden = "num_gpu_blocks_override" in self.command.given and all(row.blocks_override_replaces_checks for row in self.rows)
         return self.pool_bytes is not None or overridden
+
+    @property
+    def length_fits_itself(self) -> bool:
+        """Whether `--max-model-len auto` lets vLLM take what fits."""
+        return self.command.integer("max_model_len", 0) == _FITS_ITSELF
+
+    def least_budget(self) -> Least:
+        """The smallest budget that is worth starting with."""
+        shortest = self.length_fits_itself
+        return least_budget(self.policy, self.known_weights, self.demand, pool_is_explicit=self.pool_is_explicit, shortest=shortest)
 
     def batch(self, *, starved: bool) -> BatchPlan:
         """The batch budget; see `decide_batch`."""
@@ -132,7 +145,8 @@ def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None)
     traits = read_traits(checkpoint.config, release)
     if checkpoint.tokenizer_max_length is not None and traits.max_model_len is not None:
         traits = replace(traits, max_model_len=min(traits.max_model_len, checkpoint.tokenizer_max_length))
-    return replace(traits, generates=False) if checkpoint.sentence_transformers else traits
+    # sentence_bert_config.json, which is not read, has the last word on the length of such a model (config/model.py).
+    return replace(traits, generates=False, max_model_len=None) if checkpoint.sentence_transformers else traits
 
 
 def _asked(command: Command, rows: Sequence[Behaviour]) -> Asked | None:

@@ -19,13 +19,12 @@ from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
 from vllm_guard.plan.choice import Choice, Emit, Keep, NoRoom
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Change, Decision, Gate, Launch, Need, Refusal, RefusalReason, Unmeasured
 from vllm_guard.plan.fixes import fixes_for
-from vllm_guard.plan.largest import largest, least_budget
+from vllm_guard.plan.largest import largest
 from vllm_guard.plan.policy import Policy
 from vllm_guard.plan.utilization import Options, because_text, choose_utilization
 from vllm_guard.units import ExitCode, requested_bytes
 
 _CEILING: Final = 0.95  # what the guard goes up to where only that gives the model its cache
-_FITS_ITSELF: Final = -1  # --max-model-len auto
 
 
 def decide(facts: Facts, command: Command, selection: Selection, checkpoint: Checkpoint | UnknownCheckpoint, policy: Policy) -> Decision:
@@ -62,7 +61,7 @@ def _weigh(case: Case) -> Decision:
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
         choice: Choice = Keep(gate1.detail)
     else:
-        choice = choose_utilization(options, least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=case.pool_is_explicit))
+        choice = choose_utilization(options, case.least_budget())
     if isinstance(choice, NoRoom):
         return _refuse(case, _reason(case, choice), choice, (gate1,))
     fraction = choice.fraction if isinstance(choice, Emit) else case.asked.most
@@ -85,7 +84,7 @@ def _raised(case: Case, options: Options) -> tuple[Emit, tuple[Gate, Gate, Gate]
     free_to_choose = "utilization" in case.policy.levers and case.policy.max_utilization is None and case.policy.budget_bytes is None
     if case.asked.given or case.pool_is_explicit or not free_to_choose:
         return None
-    least = least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=False)
+    least = case.least_budget()
     choice = largest(case.rooms, _CEILING, least, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
     if isinstance(choice, NoRoom) or choice.fraction <= case.asked.most:
         return None
@@ -101,23 +100,35 @@ def _free_memory(case: Case, least: float, most: float) -> Gate:
 def _pool_gates(case: Case, budgets_bytes: list[int]) -> tuple[Gate, Gate]:
     """Gates 2 and 3 at these budgets; for a pool that is given, its bytes against what is free and against one sequence."""
     judged = pool.Judged(case.chosen.world, case.chosen.interchangeable, case.assumed)
-    shortest = case.command.integer("max_model_len", 0) == _FITS_ITSELF
+    shortest = case.length_fits_itself
     if case.pool_bytes is not None:
         bounds = [gates.Bound(_open_bytes(each) - case.weights_floor_bytes, case.pool_bytes) for each in case.rooms]
         gate2 = gates.cache_blocks(bounds, "the KV cache size is given", world=judged.world, interchangeable=judged.interchangeable, assumed=judged.assumed)
-        return gate2, pool.given_pool(case.demand, case.pool_bytes, shortest=shortest)
+        return gate2, pool.given_pool(case.demand, case.pool_bytes, judged, shortest=shortest)
     if case.pool_is_explicit:
         because = "--num-gpu-blocks-override sets the pool"
-        return Gate("cache_blocks", "unknown", None, None, because), _blocks_override(case, because, shortest=shortest)
-    floor = case.weights_floor_bytes
-    return pool.cache_blocks(case.demand, budgets_bytes, floor, judged), pool.one_sequence(case.demand, budgets_bytes, floor, judged, shortest=shortest)
+        return Gate("cache_blocks", "unknown", None, None, because), _blocks_override(case, because, judged, shortest=shortest)
+    floor, kv = case.weights_floor_bytes, case.demand.kv
+    if not isinstance(kv, Unknown) and not kv.plan.groups:
+        because = "the model keeps no KV cache, so vLLM looks at no pool"
+        return Gate("cache_blocks", "pass", None, None, because), Gate("one_sequence", "pass", None, None, because)
+    uneven = case.command.integer("pipeline_parallel_size", 1) > 1 and min(budgets_bytes) < max(budgets_bytes)
+    if uneven:  # the fullest stage need not be on the smallest card
+        budgets_bytes = [max(budgets_bytes)] * len(budgets_bytes)
+    gate2 = pool.cache_blocks(case.demand, budgets_bytes, floor, judged)
+    gate3 = pool.one_sequence(case.demand, budgets_bytes, floor, judged, shortest=shortest)
+    return (_doubted(gate2), _doubted(gate3)) if uneven else (gate2, gate3)
 
 
-def _blocks_override(case: Case, because: str, *, shortest: bool) -> Gate:
+def _doubted(gate: Gate) -> Gate:
+    return replace(gate, outcome="uncertain") if gate.outcome == "pass" else gate
+
+
+def _blocks_override(case: Case, because: str, judged: pool.Judged, *, shortest: bool) -> Gate:
     blocks = case.command.integer("num_gpu_blocks_override", 0)
     if isinstance(case.demand.kv, Unknown) or blocks <= 0:
         return Gate("one_sequence", "unknown", None, None, because)
-    return pool.given_pool(case.demand, blocks * case.demand.kv.bytes_per_block, shortest=shortest)
+    return pool.given_pool(case.demand, blocks * case.demand.kv.bytes_per_block, judged, shortest=shortest)
 
 
 def _open_bytes(each: Room) -> int:

@@ -11,7 +11,6 @@ from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
-from vllm_guard.plan.largest import least_budget
 from vllm_guard.plan.pool import pool_band
 from vllm_guard.units import ceil_mib, floor_mib, requested_bytes
 
@@ -33,7 +32,7 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
         yield from _shorter(case, room)
         return
     fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
-    least = least_budget(case.policy, case.known_weights, case.demand, pool_is_explicit=case.pool_is_explicit)
+    least = case.least_budget()
     if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
         yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
     missing_bytes = max(0, need_free_bytes - room.open_bytes)

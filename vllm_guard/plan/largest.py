@@ -42,7 +42,7 @@ class Least:
         return self.needs, self.margin_yields
 
 
-def least_budget(policy: Policy, weights: Weights | None, demand: Demand, *, pool_is_explicit: bool) -> Least:
+def least_budget(policy: Policy, weights: Weights | None, demand: Demand, *, pool_is_explicit: bool, shortest: bool) -> Least:
     """Weights and the smallest pool that the operator's threshold allows; one MiB where the pool's size is given and the fraction does not set it.
 
     Where the model is known the smallest pool is one full sequence, and everything beside it counts at its low figure: only what is certain refuses.
@@ -52,7 +52,8 @@ def least_budget(policy: Policy, weights: Weights | None, demand: Demand, *, poo
     if not isinstance(demand.weights, Unknown) and not isinstance(demand.activation, Unknown) and not isinstance(demand.kv, Unknown):
         beside = Need("weights at least", demand.weights.low), Need("activations at least", demand.activation.low)
         if policy.min_kv_cache_bytes is None:
-            pool = Need(f"one sequence of {demand.kv.setting.max_model_len} tokens", demand.kv.tested_bytes + demand.kv.null_block_bytes)
+            length = 1 if shortest else demand.kv.setting.max_model_len
+            pool = Need(f"one sequence of {length} tokens", demand.kv.tested_bytes_of(length) + demand.kv.null_block_bytes)
         else:
             pool = Need("min_kv_cache", max(policy.min_kv_cache_bytes, MIB))
         return Least((*beside, pool), policy.min_utilization, margin_yields=True)

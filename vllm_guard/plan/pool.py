@@ -67,12 +67,13 @@ def one_sequence(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int,
     return Gate("one_sequence", judged.together(outcomes), pool.likely, need, f"one sequence of {demand.kv.setting.max_model_len} tokens")
 
 
-def given_pool(demand: Demand, pool_bytes: int, *, shortest: bool) -> Gate:
+def given_pool(demand: Demand, pool_bytes: int, judged: Judged, *, shortest: bool) -> Gate:
     """Gate 3 for a pool whose bytes are given: exact."""
     if isinstance(demand.kv, Unknown):
         return Gate("one_sequence", "unknown", pool_bytes, None, demand.kv.because)
     need = _tested_bytes(demand.kv, shortest=shortest)
-    return Gate("one_sequence", "pass" if need <= pool_bytes else "fail", pool_bytes, need, f"one sequence of {demand.kv.setting.max_model_len} tokens")
+    outcome = judged.together(["pass" if need <= pool_bytes else "fail"] * judged.world)
+    return Gate("one_sequence", outcome, pool_bytes, need, f"one sequence of {demand.kv.setting.max_model_len} tokens")
 
 
 def _tested_bytes(kv: KvCache, *, shortest: bool) -> int:
