@@ -247,15 +247,13 @@ def test_models_of_several_kinds_need_what_real_starts_printed(config: dict[str,
 
 
 # Qwen3.8-27B, 0.23.1, tp 2: 3.86 GiB, 161 blocks, 123,399 tokens at a length of 122,633 (vLLM issue 49064).
-def test_the_fourth_gate_counts_the_blocks_of_the_pool() -> None:
-    """With recurrent layers every sequence needs a block for its state, so the pool's blocks cap max_num_seqs."""
+def test_a_pool_holds_the_blocks_and_tokens_that_a_real_start_printed() -> None:
+    """Recurrent layers and attention share the blocks."""
     cache = cache_of(QWEN36_27B, KvSetting(Release(0, 23, 1), 122_633, 2048, tensor_parallel_size=2))
     pool_bytes = 161 * cache.bytes_per_block + MIB
-    assert (784, 160, 161) == (cache.block_size, cache.blocks_of_one_sequence, cache.largest_max_num_seqs(pool_bytes))
+    assert (784, 160, 161) == (cache.block_size, cache.blocks_of_one_sequence, cache.blocks_in(pool_bytes))
     assert 123_399 == cache.printed_tokens(pool_bytes)
     assert pytest.approx(3.86, abs=0.01) == pool_bytes / GIB
-    assert cache_of(QWEN_25_HALF_B).largest_max_num_seqs(pool_bytes) is None
-    assert cache_of(QWEN36_27B, replace(cache.setting, release=Release(0, 18))).largest_max_num_seqs(pool_bytes) is None
 
 
 HEADS: Final = {"num_attention_heads": 4, "head_dim": 32, "sliding_window": 64}

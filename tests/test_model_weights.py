@@ -17,7 +17,7 @@ from vllm_guard.model.parameters import decoder
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.towers import towers
 from vllm_guard.model.unknown import Unknown
-from vllm_guard.model.weights import Loading, WeightBytes, weigh, with_draft
+from vllm_guard.model.weights import Loading, WeightBytes, weigh
 from vllm_guard.units import GIB, MIB
 
 # A busy machine is no failure.
@@ -419,15 +419,6 @@ def test_offloading_moves_no_more_than_the_decoder_layers_hold() -> None:
 def test_towers_can_be_offloaded_in_the_newest_release() -> None:
     """0.33 wraps them too."""
     assert TOWER == weighed(SEEING, release=NEWEST).offloadable_bytes - weighed(SEEING, release=Release(0, 32)).offloadable_bytes
-
-
-def test_a_draft_model_is_loaded_beside_the_model() -> None:
-    """All figures add up; offload is the main model's."""
-    main, draft = weighed(SMALL), weighed({**SMALL, "num_hidden_layers": 1})
-    both = with_draft(main, draft)
-
-    assert (main.low + draft.low, main.likely + draft.likely, main.high + draft.high) == (both.low, both.likely, both.high)
-    assert both.likely == sum(size for _, size in both.parts)
 
 
 def test_the_layer_that_predicts_further_tokens_is_loaded_for_speculation_only() -> None:

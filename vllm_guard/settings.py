@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator, ValidationError
@@ -134,10 +133,9 @@ TABLE: Final = tuple(Row(field.alias or name, str(field.default), field.descript
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, where each that is not a default came from (by setting name), and what is worth a warning."""
+    """The settings, and what is worth a warning."""
 
     settings: Settings
-    origins: Mapping[str, str]
     warnings: tuple[Warn, ...]
 
 
@@ -159,7 +157,7 @@ def load(flags: Mapping[str, str | bool], environ: Mapping[str, str], *, command
         name = str(first["loc"][0])
         raise _bad_value(name, given[name], accepted=str(first["ctx"]["error"])) from None
     _refuse_misplaced(settings, command, given)
-    return Loaded(settings, MappingProxyType({name: origin for name, (_, origin) in given.items()}), (*file_warnings, *environment_warnings))
+    return Loaded(settings, (*file_warnings, *environment_warnings))
 
 
 def _bad_value(name: str, given: setting_layers.Given, accepted: str) -> UsageError:

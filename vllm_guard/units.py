@@ -77,8 +77,3 @@ def floor_mib(size_bytes: int) -> int:
 def ceil_mib(size_bytes: int) -> int:
     """Whole MiB, rounded up: for what is needed."""
     return -(-size_bytes // MIB)
-
-
-def gib_text(size_bytes: int) -> str:
-    """`25.1 GiB`, one decimal, for labels where looking matters more than adding."""
-    return f"{size_bytes / GIB:.1f} GiB"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.plain_file import open_plain_file, read_up_to, why_not
 
 _LENGTH_BYTES: Final = 8
 _SHORTEST_HEADER_BYTES: Final = 2  # {}
@@ -97,32 +97,16 @@ def _read_header(path: Path, home: str, left_bytes: int) -> tuple[bytes, int] | 
         real = os.path.realpath(path)
         if os.path.commonpath((home, real)) != home:
             return "it is a link out of the model's folder"
-        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open_plain_file(real) as (descriptor, file_bytes):
+            length_bytes = int.from_bytes(read_up_to(descriptor, _LENGTH_BYTES), "little")
+            if not _SHORTEST_HEADER_BYTES <= length_bytes <= min(_LARGEST_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
+                return f"it says that its header has {length_bytes} bytes"
+            if length_bytes > left_bytes:
+                return f"the headers have more than {_LARGEST_SUM_BYTES} bytes together"
+            data = read_up_to(descriptor, length_bytes)
     except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return "it is not a plain file"
-        length_bytes = int.from_bytes(os.read(descriptor, _LENGTH_BYTES), "little")
-        if not _SHORTEST_HEADER_BYTES <= length_bytes <= min(_LARGEST_HEADER_BYTES, status.st_size - _LENGTH_BYTES):
-            return f"it says that its header has {length_bytes} bytes"
-        if length_bytes > left_bytes:
-            return f"the headers have more than {_LARGEST_SUM_BYTES} bytes together"
-        data = _read_exactly(descriptor, length_bytes)
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        os.close(descriptor)
-    return (data, status.st_size) if len(data) == length_bytes else "it ends within its header"
-
-
-def _read_exactly(descriptor: int, size_bytes: int) -> bytes:
-    """As many bytes, fewer where the file shrank meanwhile."""
-    data = os.read(descriptor, size_bytes)
-    while len(data) < size_bytes and (part := os.read(descriptor, size_bytes - len(data))):
-        data += part
-    return data
+        return why_not(error)
+    return (data, file_bytes) if len(data) == length_bytes else "it ends within its header"
 
 
 def _parse_header(data: bytes, file_bytes: int) -> list[Tensor] | str:

@@ -112,14 +112,6 @@ class KvCache:
             return int(blocks / self.blocks_of_one_sequence * self.setting.max_model_len)
         return blocks // len(self.plan.groups) * self.block_size
 
-    def largest_max_num_seqs(self, pool_bytes: int) -> int | None:
-        """The fourth gate: with CUDA graphs, recurrent layers need a block for every sequence (config/compilation.py, pull request 38270, from 0.19).
-
-        None where nothing caps it.
-        """
-        states = any(group.page.kind == "state" for group in self.plan.groups)
-        return self.blocks_in(pool_bytes) if states and self.setting.since(0, 19) else None
-
 
 def kv_cache(held: KvLayers, setting: KvSetting) -> KvCache | Unknown:
     """The cache of these layers under this setting, or why it is unknown. What a draft model keeps is in it only where its layers are in `held`."""

@@ -95,19 +95,6 @@ def weigh(config: Mapping[str, Any], headers: Headers | None, parallel: Parallel
     return replace(weighed, source="computed", exact=as_stored and _settled(lots, parallel, loading))
 
 
-def with_draft(main: WeightBytes, draft: WeightBytes) -> WeightBytes:
-    """The weights of a model together with those of its draft model, which share its GPUs."""
-    return replace(
-        main,
-        low=main.low + draft.low,
-        likely=main.likely + draft.likely,
-        high=main.high + draft.high,
-        source=main.source if main.source == draft.source else "estimated",
-        parts=(*main.parts, ("draft model", draft.likely)),
-        exact=main.exact and draft.exact,
-    )
-
-
 def _is_quantized(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     """Whether the checkpoint is quantized already: then its tensors say what they take, whatever the method."""
     return any(isinstance(part.get(key), dict) for part in (config, text) for key in ("quantization_config", "compression_config"))
