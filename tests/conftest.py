@@ -6,10 +6,14 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+import hypothesis
 import pytest
 from real import install
 
 pytest_plugins = ("golden_files", "guard_process", "real.world")
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 
 _FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_")
 _DECIDING_PACKAGES = ("nvidia-ml-py", "psutil", "pydantic-settings", "structlog")

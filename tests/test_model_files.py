@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_guard.facts import Release
-from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import derived_max_model_len, read_traits
 from vllm_guard.model.files import read_model
@@ -211,4 +210,3 @@ def test_any_config_has_traits(config: dict[str, Any]) -> None:
     traits = read_traits(config, None)
 
     assert traits.vocab_size is None or traits.vocab_size > 0
-    assert activation_floor_bytes(traits, 2048, 1) >= 0

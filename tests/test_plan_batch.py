@@ -74,10 +74,10 @@ def test_a_given_value_stays() -> None:
 @pytest.mark.parametrize(
     ("argv", "config"),
     [
-        pytest.param(("--no-enable-chunked-prefill",), {}, id="chunked prefill off"),
+        pytest.param(("--no-enable-chunked-prefill", "--max-model-len", "4096"), {}, id="chunked prefill off"),
         pytest.param((), {"architectures": ["BertModel"]}, id="a pooling model"),
         pytest.param(("--runner", "pooling"), {}, id="asked to pool"),
-        pytest.param((), {"is_encoder_decoder": True}, id="encoder and decoder"),
+        pytest.param(("--max-model-len", "4096"), {"is_encoder_decoder": True}, id="encoder and decoder"),
         pytest.param((), {"model_type": "gemma3"}, id="images that cannot be split"),
         pytest.param(("--disable-chunked-mm-input",), {}, id="splitting of images off"),
         pytest.param(("--speculative-config", '{"num_speculative_tokens": 3}'), {}, id="speculative decoding"),
@@ -133,7 +133,7 @@ class TestABatchThatFollowsALongContext:
         ("argv", "free_mib"),
         [
             pytest.param(("--max-model-len", "131072", "--max-num-batched-tokens", "131072"), 40_000, id="it may work"),
-            pytest.param(("--max-model-len", "262144", "--max-num-batched-tokens", "131072"), 9000, id="it is below the length"),
+            pytest.param(("--max-model-len", "262144", "--max-num-batched-tokens", "131072"), 12_000, id="it is below the length"),
             pytest.param(("--max-model-len", "4096", "--max-num-batched-tokens", "4096"), 1400, id="it is not above vLLM's own choice"),
         ],
     )

@@ -266,3 +266,89 @@ def test_the_smallest_pool_is_one_full_sequence_where_the_model_is_known() -> No
 
     assert refusal.reason == "below_min_kv_cache"
     assert [need.name for need in refusal.needs][:3] == ["weights at least", "activations at least", "one sequence of 65536 tokens"]
+
+
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 3840,
+    "intermediate_size": 15_360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+FEW = ("--max-num-seqs", "8", "--max-model-len", "16384")
+
+
+def gemma() -> Checkpoint:
+    """12 billion parameters, 40 of 48 layers with a window: what they keep follows the batch budget, twice with two steps in flight."""
+    return Checkpoint("/models/m", GEMMA, 22_500 * MIB)
+
+
+class TestABatchThatLeavesNoFullSequence:
+    """Case d: vLLM's own batch budget, and the largest power of two with which one full sequence likely fits."""
+
+    def test_it_is_capped_where_that_makes_the_sequence_fit(self) -> None:
+        """8192 tokens a batch ask for 6149 MiB, 2048 for 2629."""
+        decision = judge(facts(gpu(free_mib=28_000)), *FEW, model=gemma())
+
+        assert change(decision, "max_num_batched_tokens") == "2048"
+        assert "would likely miss one full sequence" in verdict_line(decision)
+        assert launched(decision).assessment.settings["max_num_batched_tokens"].value == 2048
+
+    def test_it_stays_where_the_sequence_likely_fits(self) -> None:
+        """An acceptable choice is not touched."""
+        assert change(judge(facts(gpu(free_mib=40_000)), *FEW, model=gemma()), "max_num_batched_tokens") is None
+
+    @pytest.mark.parametrize("policy", [Policy(batched_tokens="off"), Policy(levers=frozenset({"utilization"}))])
+    def test_it_is_left_alone_where_the_operator_says_so(self, policy: Policy) -> None:
+        """Then it is a fix."""
+        decision = refused(judge(facts(gpu(free_mib=28_000)), *FEW, model=gemma(), policy=policy))
+
+        assert "--max-model-len" in decision.assessment.fixes[1]
+
+    def test_a_given_value_is_a_fix_and_never_a_change(self) -> None:
+        """Least harmful first."""
+        decision = refused(judge(facts(gpu(free_mib=28_000)), *FEW, "--max-num-batched-tokens", "8192", model=gemma()))
+
+        assert decision.assessment.fixes[1] == "--max-num-batched-tokens 2048"
+
+    def test_it_is_never_below_the_sequences(self) -> None:
+        """1024 sequences by default, so at most two powers may be tried."""
+        decision = judge(facts(gpu(free_mib=30_500)), "--max-model-len", "16384", model=gemma())
+
+        assert change(decision, "max_num_batched_tokens") in {"1024", "2048", None}
+
+
+class TestFixes:
+    """Each was tried with its number."""
+
+    def test_an_inherited_length_is_the_first_to_go(self) -> None:
+        """It starts with it, and a longer one would likely miss."""
+        refusal = refused(judge(facts(RTX_4090), model=llama()))
+        flag, value = refusal.assessment.fixes[0].split()
+        longer = str(int(value) + 2048)
+
+        assert flag == "--max-model-len"
+        assert judge(facts(RTX_4090), flag, value, model=llama()).assessment.fixes == ()  # type: ignore[union-attr]  # measured
+        assert judge(facts(RTX_4090), flag, longer, model=llama()).assessment.fixes != ()  # type: ignore[union-attr]
+
+    def test_fewer_sequences_where_the_sampler_is_what_takes_the_memory(self) -> None:
+        """256 sequences times 151936 words take more than a gigabyte of a 4 GiB card; one length of 32768 takes 384 MiB."""
+        card = gpu(name="NVIDIA GeForce RTX 3050", total_mib=4096, free_mib=3000, reserved_mib=60)
+        decision = judge(facts(card), "--max-model-len", "32768", model=Checkpoint("/models/m", QWEN_HALF, 943 * MIB))
+        flag, value = launched(decision).assessment.fixes[0].split()
+
+        assert "one_sequence_uncertain" in [warning.code for warning in launched(decision).assessment.warnings]
+        assert (flag, int(value) < 256) == ("--max-num-seqs", True)
+
+    def test_a_start_that_likely_works_has_none(self) -> None:
+        """Nothing to mend."""
+        assert launched(judge(facts(RTX_4090), "--max-model-len", "4096", model=llama())).assessment.fixes == ()

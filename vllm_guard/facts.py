@@ -20,6 +20,7 @@ _DECIDING_VARIABLES: Final = frozenset(
         "CUDA_DEVICE_MEMORY_LIMIT",
         "VLLM_ATTENTION_BACKEND",
         "VLLM_PP_LAYER_PARTITION",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     )
 )
 # HAMi gives each device its own variable, numbered as the container sees them.

@@ -41,6 +41,11 @@ _UNGATED: Final = frozenset(
 _LLAMA4: Final = frozenset(("llama4", "llama4_text"))
 
 
+def is_gated(text: Fields) -> bool:
+    """Whether a gate stands beside the up projection of this model's MLPs."""
+    return text.kind not in _UNGATED
+
+
 def expert_count(text: Fields) -> int:
     """Experts of a layer, 0 for a dense model."""
     return text.number(*_EXPERTS)
@@ -84,7 +89,7 @@ def feed_forward(text: Fields, layer: int, name: str) -> Iterator[Matrix]:
 
 def default_width(text: Fields) -> int:
     """Four times the hidden size, the rule of the classes whose configs leave it out; LackingError for others."""
-    if text.kind in _UNGATED:
+    if not is_gated(text):
         return 4 * hidden(text)
     return text.need("intermediate_size")
 
@@ -92,7 +97,7 @@ def default_width(text: Fields) -> int:
 def mlp(text: Fields, width: int, name: str, copies: int = 1, inputs: int = 0) -> Iterator[Matrix]:
     """Gate, up and down projections of this inner width."""
     inputs = inputs or hidden(text)
-    if text.kind not in _UNGATED:
+    if is_gated(text):
         yield Matrix(f"{name}.gate_proj", inputs, width, copies)
     yield Matrix(f"{name}.up_proj", inputs, width, copies)
     yield Matrix(f"{name}.down_proj", width, inputs, copies)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vllm_guard.model.config import text_config
+from vllm_guard.model.feed_forward import expert_count, is_gated
 from vllm_guard.model.fields import Fields
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.units import GIB, MIB
@@ -51,7 +52,7 @@ def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Band | Unknow
 
     Likely: 1.2 times the largest of the MLP with its experts, the attention projections, and the logits with the sampler, and 100 MiB. Of the 29 recorded
     starts that print enough, the band holds 26; the three below it are tensor parallel runs of 0.9.2 and pooling models. `max_num_seqs` times the
-    vocabulary decides on small cards.
+    vocabulary decides on small cards. Low: the residual and, in a dense decoder, what the first projection of one MLP gives (models/llama.py).
     """
     text = Fields(text_config(config))
     hidden = text.number("hidden_size", "n_embd", "d_model")
@@ -69,7 +70,9 @@ def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Band | Unknow
     logit_bytes = _V2_LOGIT_BYTES if run.v2_runner else _V1_LOGIT_BYTES
     logits = min(run.sequences, run.tokens) * vocabulary * logit_bytes + run.tokens * hidden * _VALUE_BYTES if run.generates else 0
     likely, high = max(largest, logits) * 6 // 5 + 100 * MIB, max(largest, logits * _V1_LOGIT_BYTES // logit_bytes) * 8 // 5 + 256 * MIB
-    low = run.tokens * _VALUE_BYTES * hidden
+    known = 0 if expert_count(text) or not run.generates else text.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    first = known * (2 if is_gated(text) else 1) // tp
+    low = run.tokens * _VALUE_BYTES * (hidden + first)
     if run.multimodal:
         likely, high = likely + _ENCODER_LIKELY_BYTES, high + _ENCODER_HIGH_BYTES
     worker = _CPU_WORKER if run.cpu else (0, 0, 0)

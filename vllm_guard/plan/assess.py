@@ -44,11 +44,10 @@ def given_settings(command: Command) -> Mapping[str, Setting]:
 
 def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Setting]:
     """The values that vLLM will use after these changes; without changes what was asked."""
-    batch = case.batch(starved=False)
     defaults: dict[str, object] = {
         "gpu_memory_utilization": case.asked.most,
-        "max_num_batched_tokens": batch.max_num_batched_tokens,
-        "max_num_seqs": batch.max_num_seqs,
+        "max_num_batched_tokens": case.batch.max_num_batched_tokens,
+        "max_num_seqs": case.batch.max_num_seqs,
         "max_model_len": ask.effective_max_model_len(case.command, case.traits),
         "kv_cache_memory_bytes": None,
         "tensor_parallel_size": 1,

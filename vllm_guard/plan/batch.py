@@ -1,10 +1,8 @@
-"""The batch budget: what vLLM itself would choose for `max_num_batched_tokens`, and whether that needs a cap."""
+"""The batch budget that vLLM itself chooses for `max_num_batched_tokens`, by release: pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 from vllm_guard.command.launcher import Usage
 from vllm_guard.facts import Device
@@ -16,11 +14,6 @@ from vllm_guard.plan.defaults import (
     OTHER_MAX_NUM_SEQS,
     Behaviour,
 )
-from vllm_guard.plan.policy import Policy
-from vllm_guard.units import GIB
-
-_SMALL_CARD_BYTES: Final = 8 * GIB
-_SMALL_CARD_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +41,6 @@ class OwnChoice:
 
     max_num_batched_tokens: int | None
     max_num_seqs: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """The values without the guard, and the batch budget to emit: None when nothing is emitted, and why."""
-
-    max_num_batched_tokens: int | None
-    max_num_seqs: int | None
-    emit: int | None
-    because: str
 
 
 def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
@@ -96,88 +79,3 @@ def _follow_lengths(row: Behaviour, ask: BatchAsk, tokens: int, seqs: int) -> in
     if unchunked:
         tokens = max(ask.max_model_len, tokens)
     return min(seqs * ask.max_model_len, tokens) if row.batch_follows_lengths else tokens
-
-
-def decide_batch(rows: Sequence[Behaviour], devices: Sequence[Device], ask: BatchAsk, policy: Policy, *, starved: bool) -> BatchPlan:
-    """Whether to cap the batch budget, and why or why not. `starved`: the launch would fail, or its pool would miss one full sequence."""
-    device = min(devices, key=lambda each: each.nvml_total_bytes)
-    choices = [own_choice(row, device, ask) for row in rows]
-    same = choices[0] if len(set(choices)) == 1 else None
-    kept = BatchPlan(
-        same.max_num_batched_tokens if same else ask.max_num_batched_tokens,
-        same.max_num_seqs if same else ask.max_num_seqs,
-        None,
-        "",
-    )
-    wish = _wish(rows, device, ask, policy, starved=starved)
-    if isinstance(wish, str):
-        return replace(kept, because=wish)
-    target, because = wish
-    unsafe = capping_is_unsafe(rows, ask)
-    if unsafe is not None:
-        return replace(kept, because=f"not capped at {target}: {unsafe}")
-    seqs = max(choice.max_num_seqs for choice in choices)
-    if target < seqs:
-        target, because = seqs, f"{because}; not below --max-num-seqs {seqs}"
-    if any((choice.max_num_batched_tokens or 0) <= target for choice in choices):
-        return replace(kept, because=f"not capped: it may not be below --max-num-seqs {seqs}")
-    return replace(kept, emit=target, because=because)
-
-
-def _wish(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, policy: Policy, *, starved: bool) -> tuple[int, str] | str:
-    """The cap that is wanted with its reason, or why none is."""
-    own = _least_own(rows, device, ask)
-    if device.kind == "cpu":
-        return "the CPU build's batch budget is left alone"
-    if policy.batched_tokens == "off" or "batched_tokens" not in policy.levers:
-        return "left alone by the guard's settings"
-    if ask.max_num_batched_tokens is not None:
-        return _wish_for_given(rows, device, ask, ask.max_num_batched_tokens, starved=starved)
-    if own is None:
-        return "vLLM's own choice is not known for this model and release"
-    if isinstance(policy.batched_tokens, int):
-        if own <= policy.batched_tokens:
-            return f"vLLM's own choice {own} is within the ceiling {policy.batched_tokens}"
-        return policy.batched_tokens, f"batched_tokens sets a ceiling, vLLM would take {own}"
-    if ask.traits is None:
-        return "without a readable config.json nothing is known"
-    if device.nvml_total_bytes < _SMALL_CARD_BYTES and own > _SMALL_CARD_TOKENS:
-        return _SMALL_CARD_TOKENS, f"the card has less than 8 GiB and vLLM would take {own}"
-    return f"vLLM's own choice {own} is kept"
-
-
-def _wish_for_given(rows: Sequence[Behaviour], device: Device, ask: BatchAsk, given: int, *, starved: bool) -> tuple[int, str] | str:
-    """A given value stays, but for one that follows a long context and starves the pool; nothing is emitted where two releases would differ."""
-    own = _least_own(rows, device, replace(ask, max_num_batched_tokens=None))
-    if len({own_choice(row, device, replace(ask, max_num_batched_tokens=None)) for row in rows}) > 1:
-        return f"the given {given} stays"
-    if starved and ask.max_model_len is not None and own is not None and given >= ask.max_model_len and given > own:
-        return own, f"the given {given} follows --max-model-len {ask.max_model_len} and leaves too little for the KV cache; vLLM alone would take {own}"
-    return f"the given {given} stays"
-
-
-def _least_own(rows: Sequence[Behaviour], device: Device, ask: BatchAsk) -> int | None:
-    """The smallest choice that a release of these rows may make; None when one of them is unknown."""
-    owns = [own_choice(row, device, ask).max_num_batched_tokens for row in rows]
-    known = [own for own in owns if own is not None]
-    return min(known) if len(known) == len(owns) else None
-
-
-def capping_is_unsafe(rows: Sequence[Behaviour], ask: BatchAsk) -> str | None:
-    """Why an explicit batch budget could break this command, or None. An explicit value switches off the raises that vLLM makes itself."""
-    traits = ask.traits
-    if ask.chunked_prefill is False:
-        return "chunked prefill is off, so a batch must hold a whole sequence"
-    if ask.pooling or (traits is not None and not traits.generates):
-        return "a pooling model may run without chunked prefill"
-    if traits is not None and traits.encoder_decoder:
-        return "encoder-decoder models run without chunked prefill"
-    if traits is not None and not traits.causal:
-        return "layers that are not causal switch chunked prefill off"
-    if ask.disable_chunked_mm_input or (traits is not None and traits.prefix_lm):
-        return "a multimodal item cannot be split, and must fit into one batch"
-    if ask.speculative:
-        return "speculative decoding takes slots from the batch"
-    if traits is not None and traits.hybrid and ask.prefix_caching and any(row.hybrid_batch_floor for row in rows):
-        return "this release needs a batch of at least the hybrid model's block size"
-    return None

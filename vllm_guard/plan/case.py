@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from vllm_guard.command.parse import Command
+from vllm_guard.command.parse import Command, Given
 from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits, read_traits
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
-from vllm_guard.plan.batch import BatchPlan, decide_batch, own_choice
+from vllm_guard.plan.batch import own_choice
 from vllm_guard.plan.budget import Room, room
+from vllm_guard.plan.capping import BatchPlan, decide_batch, smaller_batches
 from vllm_guard.plan.choice import Asked
 from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
 from vllm_guard.plan.largest import Least, Weights, least_budget
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
 
+if TYPE_CHECKING:
+    from vllm_guard.model.weights import WeightBytes
+
 _FITS_ITSELF: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One command on its devices, for one release. `rows` are the behaviours that the release may have."""
+    """One command on its devices, for one release. `rows` are the behaviours that the release may have; `demand` is that of the batch budget in `batch`."""
 
     facts: Facts
     command: Command
     chosen: Chosen
+    checkpoint: Checkpoint | UnknownCheckpoint
     rows: tuple[Behaviour, ...]
     rooms: tuple[Room, ...]
     asked: Asked
     traits: ModelTraits | None
     weights: Weights | str
     policy: Policy
+    batch: BatchPlan
     demand: Demand
     assumed: bool
     warnings: tuple[Warn, ...]
@@ -73,10 +79,21 @@ class Case:
         shortest = self.length_fits_itself
         return least_budget(self.policy, self.known_weights, self.demand, pool_is_explicit=self.pool_is_explicit, shortest=shortest)
 
-    def batch(self, *, starved: bool) -> BatchPlan:
-        """The batch budget; see `decide_batch`."""
+    def with_smaller_batches(self) -> Iterator[Case]:
+        """The same with the batch budgets that may be tried where the KV cache would miss one full sequence, the largest first."""
         devices = [each.device for each in self.rooms]
-        return decide_batch(self.rows, devices, ask.batch_ask(self.command, self.traits), self.policy, starved=starved)
+        for batch in smaller_batches(self.rows, devices, ask.batch_ask(self.command, self.traits), self.policy):
+            yield replace(self, batch=batch, demand=self._demand_of(self.command, batch))
+
+    def asking(self, values: Mapping[str, object]) -> Case:
+        """The same as if the user had given these values too, by dest: for what would make it fit. None of them may change the weights."""
+        given = {dest: Given(value, str(value), "argv") for dest, value in values.items()}
+        command = replace(self.command, given={**self.command.given, **given})
+        batch = decide_batch(self.rows, [each.device for each in self.rooms], ask.batch_ask(command, self.traits), self.policy)
+        return replace(self, command=command, batch=batch, demand=self._demand_of(command, batch))
+
+    def _demand_of(self, command: Command, batch: BatchPlan) -> Demand:
+        return _demand(self.facts, command, self.checkpoint, self.traits, self.rows, batch, self.demand.weights)
 
 
 def reason_to_stay_out(facts: Facts, command: Command) -> Warn | None:
@@ -98,8 +115,9 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
     rows = behaviours(release)
     asked = _asked(command, rows) or Asked(rows[-1].gpu_memory_utilization, rows[-1].gpu_memory_utilization, given=False)
     traits = _traits(checkpoint, release)
-    batch = ask.batch_ask(command, traits)
-    work = ask.workload(command, facts, traits, max(own_choice(row, chosen.devices[0], batch).max_num_seqs for row in rows))
+    batch_ask = ask.batch_ask(command, traits)
+    batch = decide_batch(rows, chosen.devices, batch_ask, policy)
+    work = ask.workload(command, facts, traits, max(own_choice(row, chosen.devices[0], batch_ask).max_num_seqs for row in rows))
     warnings = (*command.warnings, *chosen.warnings)
     if is_assumed(release):
         named = facts.vllm_version or "of unknown version"
@@ -108,13 +126,15 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
         facts=facts,
         command=command,
         chosen=chosen,
+        checkpoint=checkpoint,
         rows=rows,
         rooms=tuple(room(device, rows, work, policy, wsl=facts.host.wsl) for device in chosen.devices),
         asked=asked,
         traits=traits,
         weights=ask.weights_bounds(command, facts, checkpoint, traits),
         policy=policy,
-        demand=_demand(facts, command, chosen, checkpoint, traits, rows, policy),
+        batch=batch,
+        demand=_demand(facts, command, checkpoint, traits, rows, batch, None),
         assumed=is_assumed(release),
         warnings=warnings,
     )
@@ -123,20 +143,19 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
 def _demand(
     facts: Facts,
     command: Command,
-    chosen: Chosen,
     checkpoint: Checkpoint | UnknownCheckpoint,
     traits: ModelTraits | None,
-    rows: Sequence[Behaviour],
-    policy: Policy,
+    rows: tuple[Behaviour, ...],
+    batch: BatchPlan,
+    weighed: WeightBytes | Unknown | None,
 ) -> Demand:
-    """What the model needs on each device, for the batch that vLLM would take by itself."""
+    """What the model needs on each device with this batch; `weighed` are its weights where they are known already."""
     if isinstance(checkpoint, UnknownCheckpoint) or traits is None:
         unknown = Unknown(checkpoint.because if isinstance(checkpoint, UnknownCheckpoint) else "no config.json")
         return Demand(unknown, unknown, Band(0, 0, 0), unknown)
     from vllm_guard.plan.demand import gather_demand  # noqa: PLC0415 - 40 ms that only a model on this disk is worth
 
-    batch = decide_batch(rows, chosen.devices, ask.batch_ask(command, traits), policy, starved=False)
-    return gather_demand(command, facts, checkpoint, traits, rows, batch, ask.effective_max_model_len(command, traits))
+    return gather_demand(command, facts, checkpoint, traits, rows, batch, ask.effective_max_model_len(command, traits), weighed)
 
 
 def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None) -> ModelTraits | None:
@@ -149,7 +168,7 @@ def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None)
     return replace(traits, generates=False, max_model_len=None) if checkpoint.sentence_transformers else traits
 
 
-def _asked(command: Command, rows: Sequence[Behaviour]) -> Asked | None:
+def _asked(command: Command, rows: tuple[Behaviour, ...]) -> Asked | None:
     """The fraction asked for; None when the given value is one that vLLM rejects."""
     if "gpu_memory_utilization" in command.given:
         value = command.number("gpu_memory_utilization")

@@ -19,7 +19,7 @@ from vllm_guard.model.peak import Band, ProfileRun, activation_peak, cuda_graphs
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
 from vllm_guard.plan import ask
-from vllm_guard.plan.batch import BatchPlan
+from vllm_guard.plan.capping import BatchPlan
 from vllm_guard.plan.defaults import Behaviour, runs_v2
 from vllm_guard.plan.needs import Demand
 from vllm_guard.units import GIB
@@ -37,9 +37,16 @@ _PIPELINE_KNOWN: Final = Release(0, 15, 1)
 
 
 def gather_demand(
-    command: Command, facts: Facts, checkpoint: Checkpoint, traits: ModelTraits, rows: Sequence[Behaviour], batch: BatchPlan, max_model_len: int | None
+    command: Command,
+    facts: Facts,
+    checkpoint: Checkpoint,
+    traits: ModelTraits,
+    rows: Sequence[Behaviour],
+    batch: BatchPlan,
+    max_model_len: int | None,
+    weighed: WeightBytes | Unknown | None = None,
 ) -> Demand:
-    """The demand of this command on the device type that it runs on."""
+    """The demand of this command on the device type that it runs on; `weighed` are its weights where they are known already."""
     release = parse_release(facts.vllm_version)
     config = checkpoint.config
     unmodelled = _unmodelled(command, _UNMODELLED)
@@ -47,7 +54,7 @@ def gather_demand(
     if unmodelled is not None or partitioned or ask.all_ranks(command) > _MOST_RANKS:
         unknown = unmodelled or Unknown("VLLM_PP_LAYER_PARTITION is not modelled" if partitioned else f"more than {_MOST_RANKS} ranks")
         return Demand(unknown, unknown, Band(0, 0, 0), unknown)
-    tokens, sequences = batch.max_num_batched_tokens, batch.max_num_seqs
+    tokens, sequences = batch.effective, batch.max_num_seqs
     parallel = Parallel(
         tensor_parallel_size=max(1, command.integer("tensor_parallel_size", 1)),
         pipeline_parallel_size=max(1, command.integer("pipeline_parallel_size", 1)),
@@ -63,7 +70,7 @@ def gather_demand(
         activation = activation_peak(config, run)
     counted = not cpu and all(row.graphs_outside == "never" or (row.graphs_outside == "v2_runner" and not v2) for row in rows)
     return Demand(
-        weights=_weights(command, checkpoint, traits, parallel, release),
+        weights=weighed or _weights(command, checkpoint, traits, parallel, release),
         activation=activation,
         cuda_graphs=cuda_graphs(counted=counted, enforce_eager=command.flag("enforce_eager") is True),
         kv=_kv(command, facts, config, release, parallel, tokens, max_model_len, pooling=ask.is_pooling(command, traits)),

@@ -7,29 +7,30 @@ from collections.abc import Iterator
 from typing import Final
 
 from vllm_guard.facts import Device, Gpu, Release, parse_release
-from vllm_guard.model.unknown import Unknown
-from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction, fraction_within
+from vllm_guard.plan.budget import Room, format_fraction, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
-from vllm_guard.plan.pool import pool_band
-from vllm_guard.units import ceil_mib, floor_mib, requested_bytes
+from vllm_guard.plan.what_if import smaller_requests
+from vllm_guard.units import ceil_mib, floor_mib
 
-_MOST_FIXES: Final = 2
+MOST_FIXES: Final = 2
 # Up to here vLLM reads the entries of CUDA_VISIBLE_DEVICES as integers (platforms/cuda.py).
 _LAST_WITHOUT_UUIDS: Final = Release(0, 21, 0)
 
 
 def fixes_for(case: Case, reason: RefusalReason, room: Room, need_free_bytes: int) -> tuple[str, ...]:
     """Actions that the reader can carry out on this host; `need_free_bytes` is what the device would have to have free."""
-    return tuple(_candidates(case, reason, room, need_free_bytes))[:_MOST_FIXES]
+    return tuple(_candidates(case, reason, room, need_free_bytes))[:MOST_FIXES]
 
 
 def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: int) -> Iterator[str]:
-    if reason == "model_too_large":
-        yield "use more cards (--tensor-parallel-size), or serve a quantized build"
-        return
     if reason == "context_too_long":
-        yield from _shorter(case, room)
+        yield from smaller_requests(case)
+        yield "use more cards (--tensor-parallel-size)"
+        return
+    if reason == "model_too_large":
+        yield from smaller_requests(case)
+        yield "use more cards (--tensor-parallel-size), or serve a quantized build"
         return
     fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
     least = case.least_budget()
@@ -44,6 +45,7 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
     if other is not None:
         yield other
     yield from _stop_largest(room.device, missing_bytes)
+    yield from smaller_requests(case)
 
 
 def _end_orphan(device: Device) -> Iterator[str]:
@@ -73,18 +75,6 @@ def _stop_largest(device: Device, missing_bytes: int) -> Iterator[str]:
         return
     frees = f"pid {largest.pid} (frees {floor_mib(largest.used_bytes or 0)} MiB)"
     yield f"wait for the end of {frees}" if largest.exiting else f"stop {frees}"
-
-
-def _shorter(case: Case, room: Room) -> Iterator[str]:
-    """The longest sequence that the pool would likely hold, and more cards."""
-    kv = case.demand.kv
-    pool = case.pool_bytes
-    if pool is None:
-        pool = pool_band(case.demand, requested_bytes(cuda_total_bytes(room.device)[1], case.asked.most), case.weights_floor_bytes)[0].likely
-    longest = 0 if isinstance(kv, Unknown) else kv.largest_max_model_len(pool)
-    if longest > 0:
-        yield f"--max-model-len {longest}"
-    yield "use more cards (--tensor-parallel-size)"
 
 
 def _other_card(case: Case, need_free_bytes: int) -> str | None:

@@ -52,9 +52,12 @@ def cache_blocks(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int,
     outcomes = [_outcome(pool_band(demand, budget, floor_bytes), held_back + 1) for budget in budgets_bytes]
     tightest = min(budgets_bytes)
     beside = demand.beside_pool
-    detail = "weights, activations and CUDA graphs against the budget" if beside is not None else _why(demand)
-    need = floor_bytes or None if beside is None else beside.likely + held_back
-    return Gate("cache_blocks", judged.together(outcomes), tightest, need, detail)
+    outcome = judged.together(outcomes)
+    if beside is not None:
+        return Gate("cache_blocks", outcome, tightest, beside.likely + held_back, "weights, activations and CUDA graphs against the budget")
+    least = tightest - pool_band(demand, tightest, floor_bytes)[0].high
+    detail = "what is known of weights and activations against the budget" if outcome == "fail" else _why(demand)
+    return Gate("cache_blocks", outcome, tightest, least or None, detail)
 
 
 def one_sequence(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int, judged: Judged, *, shortest: bool) -> Gate:

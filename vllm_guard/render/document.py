@@ -54,7 +54,7 @@ def decision_document(
         "demand": demand_document(assessment.demand) if assessment else None,
         "gates": [asdict(gate) for gate in (assessment.gates if assessment else NOT_JUDGED)],
         "fits": fits_document(assessment.fits) if assessment else None,
-        "host": _host(facts),
+        "host": _host(facts, warnings),
         "warnings": [_warning(warning) for warning in (*warnings, *_incomplete(assessment))],
         "fixes": _fixes(decision, assessment),
         "argv": list(masked_argv),
@@ -119,9 +119,10 @@ def _warning(warning: Warn) -> dict[str, str]:
     return {"code": warning.code, "message": mask_text(warning.message)}
 
 
-def _host(facts: Facts) -> dict[str, Any]:
+def _host(facts: Facts, warnings: Sequence[Warn]) -> dict[str, Any]:
     host = facts.host
-    return {"memory_available_bytes": host.memory_available_bytes, "cgroup_limit_bytes": host.cgroup_limit_bytes, "warnings": []}
+    about_it = [_warning(warning)["message"] for warning in warnings if warning.code == "host_memory"]
+    return {"memory_available_bytes": host.memory_available_bytes, "cgroup_limit_bytes": host.cgroup_limit_bytes, "warnings": about_it}
 
 
 def _fixes(decision: Decision, assessment: Assessment | None) -> list[str]:

@@ -1,0 +1,62 @@
+"""What the user could ask for instead so that one full sequence likely fits, each tried with its number: pure. Nothing of it is ever done by the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from vllm_guard.model.unknown import Unknown
+from vllm_guard.plan import ask
+from vllm_guard.plan.case import Case
+from vllm_guard.plan.trial import Trial, try_case
+
+_SHORTEST: Final = 256
+_LEAST_BATCH: Final = 64
+_SIXTEEN_BITS: Final = ("auto", "bfloat16", "float16")
+
+
+def smaller_requests(case: Case) -> Iterator[str]:
+    """Flags with values that were tried, least harmful first: a batch budget that was given, a length that was not, fewer sequences, a length that was
+    given, an 8-bit cache, no CUDA graphs. Nothing where the model's needs are not what fails.
+    """
+    trial = try_case(case)
+    if not trial.misses:
+        return
+    given = case.command.given
+    if "max_num_batched_tokens" in given:
+        yield from _halved(case, "max_num_batched_tokens", case.batch.effective, max(_LEAST_BATCH, case.batch.max_num_seqs or 0))
+    if "max_model_len" not in given:
+        yield from _shorter(case, trial)
+    yield from _halved(case, "max_num_seqs", case.batch.max_num_seqs, 1)
+    if "max_model_len" in given:
+        yield from _shorter(case, trial)
+    kv = case.demand.kv
+    if not isinstance(kv, Unknown) and kv.setting.kv_cache_dtype in _SIXTEEN_BITS and _helps(case, "kv_cache_dtype", "fp8"):
+        yield "--kv-cache-dtype fp8"
+    if case.demand.cuda_graphs.likely and _helps(case, "enforce_eager", value=True):
+        yield "--enforce-eager"
+
+
+def _helps(case: Case, dest: str, value: object) -> bool:
+    return not try_case(case.asking({dest: value})).misses
+
+
+def _halved(case: Case, dest: str, now: int | None, least: int) -> Iterator[str]:
+    """The largest power of two below the present value that helps."""
+    power = 1 << max(0, ((now or 0) - 1).bit_length() - 1)
+    while power >= least and power < (now or 0):
+        if _helps(case, dest, power):
+            yield f"--{dest.replace('_', '-')} {power}"
+            return
+        power //= 2
+
+
+def _shorter(case: Case, trial: Trial) -> Iterator[str]:
+    """The longest sequence that the pool would likely hold; where the batch follows the length, the largest power of two that helps."""
+    kv, length = case.demand.kv, ask.effective_max_model_len(case.command, case.traits)
+    if not isinstance(kv, Unknown):
+        longest = kv.largest_max_model_len(trial.gates[2].have_bytes or 0)
+        if longest >= _SHORTEST and _helps(case, "max_model_len", longest):
+            yield f"--max-model-len {longest}"
+            return
+    yield from _halved(case, "max_model_len", length, _SHORTEST)
