@@ -10,7 +10,7 @@ from vllm_guard.render.bars import WIDTH, share_cells
 from vllm_guard.render.devices import age_text, plain
 
 
-@given(st.lists(st.integers(0, 1 << 40), min_size=4, max_size=4))
+@given(st.lists(st.integers(0, 1 << 40), min_size=4, max_size=8))
 def test_a_bar_is_full_and_shows_each_part(parts: list[int]) -> None:
     """Every positive part has a cell, and the cells add up."""
     cells = share_cells(parts, WIDTH)

@@ -35,6 +35,14 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
+class Activation(Band):
+    """The peak of the profile run, and what it follows: where the logits of `sampled` sequences decide, only fewer of them help."""
+
+    sampled: int = 0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileRun:
     """What vLLM profiles: a batch of `tokens` in at most `sequences` requests."""
 
@@ -47,7 +55,7 @@ class ProfileRun:
     cpu: bool
 
 
-def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Band | Unknown:
+def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Activation | Unknown:
     """The peak on one GPU beside the weights (v1/worker/gpu_model_runner.py profile_run).
 
     Likely: 1.2 times the largest of the MLP with its experts, the attention projections, and the logits with the sampler, and 100 MiB. Of the 29 recorded
@@ -76,7 +84,8 @@ def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Band | Unknow
     if run.multimodal:
         likely, high = likely + _ENCODER_LIKELY_BYTES, high + _ENCODER_HIGH_BYTES
     worker = _CPU_WORKER if run.cpu else (0, 0, 0)
-    return Band(low + worker[0], likely + worker[1], high + worker[2])
+    sampled = (min(run.sequences, run.tokens), vocabulary) if logits > largest else (0, 0)
+    return Activation(low + worker[0], likely + worker[1], high + worker[2], *sampled)
 
 
 def _experts_bytes(text: Fields, run: ProfileRun, hidden: int, intermediate: int) -> int:

@@ -59,6 +59,15 @@ class Case:
         return self.weights.floor_bytes if isinstance(self.weights, Weights) else 0
 
     @property
+    def beside_pool_bytes(self) -> int | None:
+        """What the budget most likely loses before the KV cache: the demand's parts, else the weight files; None where the fraction does not size the pool."""
+        if self.pool_is_explicit:
+            return None
+        demanded = self.demand.beside_pool
+        share = self.weights.share_bytes if isinstance(self.weights, Weights) else None
+        return share if demanded is None else demanded.likely
+
+    @property
     def pool_bytes(self) -> int | None:
         """The KV cache size that the user gave in bytes."""
         return ask.explicit_pool_bytes(self.command, self.facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from typing_extensions import assert_never
@@ -92,8 +91,7 @@ def _changes(trial: Trial, choice: Emit | Keep) -> Iterator[Change]:
     case = trial.case
     if isinstance(choice, Emit):
         before = case.command.given["gpu_memory_utilization"].text if case.asked.given else format_fraction(case.asked.most)
-        because = because_text(replace(trial.options, weights=None) if case.pool_is_explicit else trial.options, choice)
-        yield Change("gpu_memory_utilization", before, format_fraction(choice.fraction), because)
+        yield Change("gpu_memory_utilization", before, format_fraction(choice.fraction), because_text(trial.options, choice))
     if case.batch.emit is not None:
         given = case.command.given.get("max_num_batched_tokens")
         yield Change("max_num_batched_tokens", None if given is None else given.text, str(case.batch.emit), case.batch.because)

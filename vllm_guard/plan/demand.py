@@ -15,7 +15,7 @@ from vllm_guard.model.kv_dtype import stored_kv_cache_dtype
 from vllm_guard.model.kv_layers import read_layers
 from vllm_guard.model.kv_setting import KvSetting
 from vllm_guard.model.parallel import Parallel
-from vllm_guard.model.peak import Band, ProfileRun, activation_peak, cuda_graphs
+from vllm_guard.model.peak import Activation, Band, ProfileRun, activation_peak, cuda_graphs
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
 from vllm_guard.plan import ask
@@ -64,7 +64,7 @@ def gather_demand(
     )
     cpu = facts.vllm_device == "cpu"
     v2 = all(runs_v2(row, facts.environment.get("VLLM_USE_V2_MODEL_RUNNER"), traits.architecture) for row in rows) and not cpu
-    activation: Band | Unknown = Unknown("the batch budget is not known")
+    activation: Activation | Unknown = Unknown("the batch budget is not known")
     if tokens is not None and sequences is not None:
         run = ProfileRun(tokens, sequences, parallel.tensor_parallel_size, v2, not ask.is_pooling(command, traits), traits.multimodal, cpu)
         activation = activation_peak(config, run)

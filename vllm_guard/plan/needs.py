@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_guard.model.peak import Band
+from vllm_guard.model.peak import Activation, Band
 from vllm_guard.model.unknown import Unknown
 
 if TYPE_CHECKING:  # the arithmetic is imported only where there is a model to reckon with
@@ -18,7 +18,7 @@ class Demand:
     """Bytes on one GPU; each part is known in its own way, or unknown with its reason."""
 
     weights: WeightBytes | Unknown
-    activation: Band | Unknown
+    activation: Activation | Unknown
     cuda_graphs: Band
     kv: KvCache | Unknown
 

@@ -49,7 +49,16 @@ class Trial:
 def try_case(case: Case) -> Trial:
     """The largest fraction that is safe, above vLLM's default where only that gives the model its cache, and the gates there."""
     gate1 = _free_memory(case, case.asked.least, case.asked.most)
-    options = Options(case.rooms, case.asked, gate1, case.policy, case.known_weights, case.chosen.world, case.chosen.interchangeable)
+    options = Options(
+        rooms=case.rooms,
+        asked=case.asked,
+        gate=gate1,
+        policy=case.policy,
+        weights=case.known_weights,
+        beside_pool_bytes=case.beside_pool_bytes,
+        world=case.chosen.world,
+        interchangeable=case.chosen.interchangeable,
+    )
     if case.pool_bytes is not None and case.facts.vllm_device == "cpu":
         gate1 = replace(gate1, outcome="pass", detail="the CPU build skips this gate when the KV cache size is given")
         choice: Choice = Keep(gate1.detail)

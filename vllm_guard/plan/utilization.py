@@ -17,13 +17,16 @@ from vllm_guard.units import floor_mib, requested_bytes
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What there is to choose from. `gate` is gate 1 judged at the value asked for."""
+    """What there is to choose from. `gate` is gate 1 judged at the value asked for; `beside_pool_bytes` what the budget most likely loses before the KV
+    cache, None where that is not known or the fraction does not size it.
+    """
 
     rooms: tuple[Room, ...]
     asked: Asked
     gate: Gate
     policy: Policy
     weights: Weights | None
+    beside_pool_bytes: int | None
     world: int
     interchangeable: bool
 
@@ -112,9 +115,9 @@ def because_text(options: Options, emit: Emit) -> str:
     parts.append(f"margin {floor_mib(each.margin_bytes - given_up(each, emit.fraction)[1])} MiB")
     if policy.budget_bytes is not None and fraction_within(policy.budget_bytes, total) <= emit.fraction:
         parts.append(f"budget {floor_mib(policy.budget_bytes)} MiB")
-    if options.weights is not None:
-        normal = requested_bytes(total, options.asked.most) - options.weights.share_bytes
-        now = requested_bytes(total, emit.fraction) - options.weights.share_bytes
+    if options.beside_pool_bytes is not None:
+        normal = requested_bytes(total, options.asked.most) - options.beside_pool_bytes
+        now = requested_bytes(total, emit.fraction) - options.beside_pool_bytes
         if normal > now > 0:
             parts.append(f"KV pool about {max(1, now * 100 // normal)} % of normal")
     return ", ".join(parts)

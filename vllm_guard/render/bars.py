@@ -5,31 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from vllm_guard.plan.decision import DevicePlan
-from vllm_guard.units import requested_bytes
+from vllm_guard.render.ledger import Part
 
 WIDTH: Final = 48
-_MEANINGS: Final = {"#": "in use", "=": "vLLM", "+": "beside its budget", ".": "margin and free"}
 
 
-def bar(plan: DevicePlan, gpu_memory_utilization: float | None) -> str:
-    """`[####====++..]`: occupied and claimed memory, vLLM's budget, what its process takes beside it, the rest; without a fraction only who has what now.
-
-    A part that is there gets a cell at least.
-    """
-    device = plan.device
-    occupied = device.nvml_total_bytes - device.free_bytes + device.claimed_bytes
-    budget = device.ranks * requested_bytes(device.nvml_total_bytes, gpu_memory_utilization) if gpu_memory_utilization else 0
-    beside = device.ranks * (plan.start_overhead_bytes + plan.outside_budget_bytes) if budget else 0
-    rest = max(0, device.nvml_total_bytes - occupied - budget - beside)
-    cells = share_cells([occupied, budget, beside, rest], WIDTH)
-    return "[" + "".join(sign * count for sign, count in zip("#=+.", cells, strict=True)) + "]"
+def bar(parts: Sequence[Part]) -> str:
+    """`[####+wwwwaakk..]`: the parts in proportion. A part that is there gets a cell at least."""
+    cells = share_cells([part.size_bytes for part in parts], WIDTH)
+    return "[" + "".join(part.sign * count for part, count in zip(parts, cells, strict=True)) + "]"
 
 
-def legend(bars: Sequence[str]) -> str:
-    """What the signs in these bars mean; without vLLM in them there is no margin either."""
-    meanings = _MEANINGS if any("=" in each for each in bars) else {**_MEANINGS, ".": "free"}
-    return "   ".join(f"{sign} {meaning}" for sign, meaning in meanings.items() if any(sign in each for each in bars))
+def legend(ledgers: Sequence[Sequence[Part]]) -> str:
+    """What the signs in these bars mean, those that occur."""
+    meanings = {part.sign: part.name for parts in ledgers for part in parts if part.size_bytes}
+    return "   ".join(f"{sign} {name}" for sign, name in meanings.items())
 
 
 def share_cells(parts: Sequence[int], width: int) -> list[int]:

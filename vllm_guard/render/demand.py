@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vllm_guard.model.peak import Band
+from vllm_guard.model.peak import Activation, Band
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.decision import Assessment, Fits
 from vllm_guard.plan.needs import Demand
@@ -21,7 +21,7 @@ def demand_lines(assessment: Assessment) -> list[str]:
     if demand is None or (isinstance(demand.weights, Unknown) and isinstance(demand.kv, Unknown)):
         return []
     weights = "weights unknown" if isinstance(demand.weights, Unknown) else f"weights {ceil_mib(demand.weights.likely)} ({demand.weights.source})"
-    parts = [weights, _about("activations", demand.activation), _about("CUDA graphs", demand.cuda_graphs)]
+    parts = [weights, _about("activations", demand.activation) + _sampler(demand.activation), _about("CUDA graphs", demand.cuda_graphs)]
     lines = [f"  needs of each GPU beside the KV cache: {' + '.join(parts)}   [MiB]"]
     if not isinstance(demand.kv, Unknown):
         token = demand.kv.bytes_per_token
@@ -33,6 +33,12 @@ def demand_lines(assessment: Assessment) -> list[str]:
 
 def _about(name: str, band: Band | Unknown) -> str:
     return f"{name} unknown" if isinstance(band, Unknown) else f"{name} about {ceil_mib(band.likely)}"
+
+
+def _sampler(activation: Activation | Unknown) -> str:
+    if isinstance(activation, Unknown) or not activation.sampled:
+        return ""
+    return f" (--max-num-seqs {activation.sampled} x {activation.vocabulary} words decide)"
 
 
 def _fits(fits: Fits | None) -> str:
@@ -69,7 +75,7 @@ def _weights(weights: WeightBytes | Unknown) -> dict[str, Any]:
 
 
 def _band(band: Band | Unknown) -> dict[str, Any]:
-    return _unknown(band.because) if isinstance(band, Unknown) else {**asdict(band), "source": "estimated"}
+    return _unknown(band.because) if isinstance(band, Unknown) else {"low": band.low, "likely": band.likely, "high": band.high, "source": "estimated"}
 
 
 def _exact(size_bytes: int | None) -> dict[str, Any] | None:

@@ -8,22 +8,27 @@ from typing import Final
 from vllm_guard.facts import GpuProcess
 from vllm_guard.plan.decision import Assessment, DevicePlan
 from vllm_guard.render.bars import bar, legend
+from vllm_guard.render.ledger import is_split, ledger, sum_line
 from vllm_guard.units import floor_mib
 
 _MOST_PROCESSES: Final = 8
 
 
 def device_lines(assessment: Assessment, *, refused: bool = False) -> Iterator[str]:
-    """Each device: its equation, its bar, who holds its memory; and what the signs in the bars mean."""
+    """Each device: its equation, its bar, who holds its memory; what the parts of the one that decides add up to where the model's needs are known; and what
+    the signs in the bars mean.
+    """
     setting = assessment.settings.get("gpu_memory_utilization")
     fraction = setting.value if setting and isinstance(setting.value, float) and not refused else None
-    bars = [bar(plan, fraction) for plan in assessment.devices]
-    for plan, drawn in zip(assessment.devices, bars, strict=True):
-        yield f"  {equation(plan)}{'  decides' if plan.limiting and len(bars) > 1 else ''}"
-        yield f"    {drawn}"
+    ledgers = [ledger(plan, fraction, assessment.demand) for plan in assessment.devices]
+    for plan, parts in zip(assessment.devices, ledgers, strict=True):
+        yield f"  {equation(plan)}{'  decides' if plan.limiting and len(ledgers) > 1 else ''}"
+        yield f"    {bar(parts)}"
+        if plan.limiting and is_split(parts):
+            yield f"    {sum_line(parts)}"
         yield from _holders(plan)
-    if bars:
-        yield f"    {legend(bars)}"
+    if ledgers:
+        yield f"    {legend(ledgers)}"
 
 
 def _holders(plan: DevicePlan) -> Iterator[str]:

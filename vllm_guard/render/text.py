@@ -61,7 +61,8 @@ def evidence_lines(decision: Decision, *, starts: bool = False) -> list[str]:
     """What adds up to the verdict, the fix, and, unless vLLM starts all the same, what the exit code tells a supervisor."""
     match decision:
         case Launch(assessment):
-            return [*_changes(assessment), *device_lines(assessment), *_imbalance(assessment), *demand_lines(assessment), *_gates(assessment)]
+            lines = [*_changes(assessment), *device_lines(assessment), *_imbalance(assessment), *demand_lines(assessment), *_gates(assessment)]
+            return [*lines, *_fixes(assessment.fixes, "should it fail")]
         case Refusal(assessment=assessment):
             code: ExitCode = decision.exit_code
             lines = [
@@ -147,8 +148,8 @@ def _imbalance(assessment: Assessment) -> list[str]:
     return [f"  {device_label(decides)} decides for all {len(plans)}: it can give {can} MiB, {device_label(most)} {could} MiB ({unused} MiB more)"]
 
 
-def _fixes(fixes: tuple[str, ...]) -> list[str]:
-    return [f"  fix: {plain(', or '.join(fixes))}"] if fixes else []
+def _fixes(fixes: tuple[str, ...], label: str = "fix") -> list[str]:
+    return [f"  {label}: {plain(', or '.join(fixes))}"] if fixes else []
 
 
 def _changes(assessment: Assessment) -> list[str]:
