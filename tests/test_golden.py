@@ -70,6 +70,21 @@ FULL = card(0, 322, ORPHAN, process(2101, 4_810, "python notebook.py", user="bob
 MODEL_FILES = {
     "model/config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 32_768, "torch_dtype": "bfloat16"}),
     "model/model.safetensors.index.json": json.dumps({"metadata": {"total_size": 400 << 30}, "weight_map": {}}),
+    "llama/config.json": json.dumps(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "torch_dtype": "bfloat16",
+        }
+    ),
+    "llama/model.safetensors.index.json": json.dumps({"metadata": {"total_size": 16_060_522_496}, "weight_map": {}}),
 }
 
 
@@ -79,7 +94,7 @@ def report(gpus: Sequence[Json], *words: str, environ: Mapping[str, str] | None 
     memory = {"memory_total_bytes": 64 << 30, "memory_available_bytes": 60 << 30, "nodes": [node]}
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     snapshot = {"schema_version": 1, "vllm_version": "0.32.0", "vllm_device": device, "environment": environment, "host": memory, "gpus": gpus}
-    model = () if "{folder}/model" in words else ("org/model",)
+    model = () if words[:1] in (("{folder}/model",), ("{folder}/llama",)) else ("org/model",)
     files = {"snapshot.json": json.dumps(snapshot), **MODEL_FILES}
     return Call(["check", *model, *words, "--guard-snapshot={folder}/snapshot.json"], {**CONSOLE, **(environ or {})}, files=files)
 
@@ -95,6 +110,9 @@ SCREENS = {
     "launch_given_value_lowered": report([SHARED], "--gpu-memory-utilization=0.95"),
     "launch_two_cards": report([IDLE, card(1, 61_220, process(9, 19_000, "python train.py"))], "--tensor-parallel-size", "2"),
     "launch_capped_batch": report([IDLE], "{folder}/model", "-tp", "1", "--load-format", "dummy", environ={"VLLM_GUARD_BATCHED_TOKENS": "4096"}),
+    "launch_known_model": report([SHARED], "{folder}/llama", "--max-model-len", "32k", "--max-num-seqs", "64"),
+    "launch_uncertain": report([SHARED], "{folder}/llama", "--max-model-len", "64k"),
+    "refused_context_too_long": report([SHARED], "{folder}/llama", "--gpu-memory-utilization=0.3"),
     "launch_rejected_by_vllm": report([IDLE], "--max-num-seqs", "many"),
     "launch_cpu_two_ranks": report([], "-tp", "2", device="cpu"),
     "refused_gpu_busy": report([FULL]),

@@ -340,6 +340,14 @@ class TestFixes:
         assert judge(facts(RTX_4090), flag, value, model=llama()).assessment.fixes == ()  # type: ignore[union-attr]  # measured
         assert judge(facts(RTX_4090), flag, longer, model=llama()).assessment.fixes != ()  # type: ignore[union-attr]
 
+    def test_more_of_the_card_where_less_was_asked_than_is_safe(self) -> None:
+        """A given fraction is never raised by the guard, but it is the least harm."""
+        refusal = refused(judge(facts(gpu(free_mib=60_000)), "--gpu-memory-utilization", "0.3", model=llama()))
+        flag, value = refusal.assessment.fixes[0].split()
+
+        assert flag == "--gpu-memory-utilization"
+        assert gate(judge(facts(gpu(free_mib=60_000)), flag, value, model=llama()), "one_sequence") == "pass"
+
     def test_fewer_sequences_where_the_sampler_is_what_takes_the_memory(self) -> None:
         """256 sequences times 151936 words take more than a gigabyte of a 4 GiB card; one length of 32768 takes 384 MiB."""
         card = gpu(name="NVIDIA GeForce RTX 3050", total_mib=4096, free_mib=3000, reserved_mib=60)

@@ -99,7 +99,8 @@ class Case:
         given = {dest: Given(value, str(value), "argv") for dest, value in values.items()}
         command = replace(self.command, given={**self.command.given, **given})
         batch = decide_batch(self.rows, [each.device for each in self.rooms], ask.batch_ask(command, self.traits), self.policy)
-        return replace(self, command=command, batch=batch, demand=self._demand_of(command, batch))
+        asked = _asked(command, self.rows) or self.asked
+        return replace(self, command=command, asked=asked, batch=batch, demand=self._demand_of(command, batch))
 
     def _demand_of(self, command: Command, batch: BatchPlan) -> Demand:
         return _demand(self.facts, command, self.checkpoint, self.traits, self.rows, batch, self.demand.weights)

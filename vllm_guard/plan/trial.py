@@ -15,7 +15,7 @@ from vllm_guard.plan.model_gates import pool_gates
 from vllm_guard.plan.utilization import Options, choose_utilization
 from vllm_guard.units import requested_bytes
 
-_CEILING: Final = 0.95  # what the guard goes up to where only that gives the model its cache
+CEILING: Final = 0.95  # what the guard goes up to where only that gives the model its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _raised(trial: Trial) -> Trial | None:
     if case.asked.given or case.pool_is_explicit or not free_to_choose:
         return None
     least = case.least_budget()
-    choice = largest(case.rooms, _CEILING, least, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
+    choice = largest(case.rooms, CEILING, least, world=case.chosen.world, interchangeable=case.chosen.interchangeable)
     if isinstance(choice, NoRoom) or choice.fraction <= case.asked.most:
         return None
     judged = (free_memory_at(case, choice.fraction), *pool_gates(case, _budgets(case, choice.fraction)))

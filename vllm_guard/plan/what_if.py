@@ -7,8 +7,9 @@ from typing import Final
 
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
+from vllm_guard.plan.budget import format_fraction, fraction_within
 from vllm_guard.plan.case import Case
-from vllm_guard.plan.trial import Trial, try_case
+from vllm_guard.plan.trial import CEILING, Trial, try_case
 
 _SHORTEST: Final = 256
 _LEAST_BATCH: Final = 64
@@ -16,13 +17,16 @@ _SIXTEEN_BITS: Final = ("auto", "bfloat16", "float16")
 
 
 def smaller_requests(case: Case) -> Iterator[str]:
-    """Flags with values that were tried, least harmful first: a batch budget that was given, a length that was not, fewer sequences, a length that was
-    given, an 8-bit cache, no CUDA graphs. Nothing where the model's needs are not what fails.
+    """Flags with values that were tried, least harmful first: more of the card where less was asked than is safe, a batch budget that was given, a length
+    that was not, fewer sequences, a length that was given, an 8-bit cache, no CUDA graphs. Nothing where the model's needs are not what fails.
     """
     trial = try_case(case)
     if not trial.misses:
         return
     given = case.command.given
+    safe = min(CEILING, *(fraction_within(each.usable_bytes, each.device.nvml_total_bytes) for each in case.rooms))
+    if case.asked.given and safe > case.asked.most and _helps(case, "gpu_memory_utilization", safe):
+        yield f"--gpu-memory-utilization {format_fraction(safe)}"
     if "max_num_batched_tokens" in given:
         yield from _halved(case, "max_num_batched_tokens", case.batch.effective, max(_LEAST_BATCH, case.batch.max_num_seqs or 0))
     if "max_model_len" not in given:
