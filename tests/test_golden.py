@@ -99,6 +99,14 @@ def report(gpus: Sequence[Json], *words: str, environ: Mapping[str, str] | None 
     return Call(["check", *model, *words, "--guard-snapshot={folder}/snapshot.json"], {**CONSOLE, **(environ or {})}, files=files)
 
 
+def estimate(*words: str) -> Call:
+    """`estimate` of a llama; on a snapshot of two cards where it names one."""
+    host = {"memory_total_bytes": 64 << 30, "memory_available_bytes": 60 << 30}
+    snapshot = {"schema_version": 1, "vllm_version": "0.32.0", "vllm_device": "cuda", "environment": {}, "host": host, "gpus": [SHARED, card(1, 81_008)]}
+    files = {"snapshot.json": json.dumps(snapshot), **MODEL_FILES}
+    return Call(["estimate", *words], CONSOLE, files=files)
+
+
 def serve(environ: Mapping[str, str | None], init_error: int | None = None) -> Call:
     """`serve` where it does not come to a verdict."""
     return Call(["serve", "org/model"], {**CONSOLE, **environ}, init_error=init_error)
@@ -127,6 +135,8 @@ SCREENS = {
     "unmeasured_tolerated": serve({"VLLM_GUARD_UNMEASURED": "start"}, 9),
     "error_not_found": serve({"PATH": "/nowhere"}),
     "usage_bad_value": serve({"VLLM_GUARD_MARGIN": "1 GiB or so"}),
+    "estimate": estimate("{folder}/llama", "--memory", "24GiB", "--memory=80GiB", "--max-model-len", "32K", "--concurrency", "8"),
+    "estimate_this_host": estimate("{folder}/llama", "--guard-snapshot={folder}/snapshot.json"),
     "demo": Call(["demo"], wrapper=["sh", "-c", 'exec "$0" "$@" 2>&1']),
     "help": Call(["--help"]),
 }

@@ -13,6 +13,7 @@ _HEAD: Final = """\
 usage: vllm-guard serve MODEL [vllm options] [--guard-... options]
        vllm-guard check MODEL [vllm options] [--guard-... options]
        vllm-guard run [--guard-... options] -- CMD ...
+       vllm-guard estimate MODEL [--memory 24GiB]... [--concurrency N] [vllm options]
        vllm-guard gpus [--watch] | snapshot [--with-commands] | demo
 
 Put in front of `vllm serve`. It measures free GPU memory, chooses a --gpu-memory-utilization that fits, says what it
@@ -21,6 +22,7 @@ changed and why, and becomes vLLM (same PID); or it refuses at once with the num
   serve      what `vllm serve` was, in units, entrypoints and shells
   check      the same decision, nothing started: report on stderr, the command line that would be executed on stdout
   run        another launcher of vLLM: `python -m vllm.entrypoints.openai.api_server ...`, `vllm bench latency ...`
+  estimate   what a model needs, and what fits on cards of some size or on these, at each tensor parallel size
   gpus       who holds the memory of which card
   snapshot   what this host looks like to the guard, as JSON; decide from it with check --guard-snapshot=FILE
   demo       one launch and one refusal on made-up cards: needs no GPU and no vLLM
@@ -28,6 +30,7 @@ changed and why, and becomes vLLM (same PID); or it refuses at once with the num
 examples:
   vllm-guard serve Qwen/Qwen3-8B --max-model-len 32k
   vllm-guard check Qwen/Qwen3-8B --tensor-parallel-size 2 --guard-margin=1GiB
+  vllm-guard estimate Qwen/Qwen3-8B --memory 24GiB --memory 80GiB --concurrency 16
   VLLM_GUARD_MODE=observe vllm-guard serve Qwen/Qwen3-8B      decide and report, change nothing
 
 Everything that is not a --guard- option is vLLM's: `vllm-guard serve --help` is vLLM's own help.

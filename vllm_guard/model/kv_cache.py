@@ -99,6 +99,16 @@ class KvCache:
             below, above = (middle, above) if self.fits(pool_bytes, middle) else (below, middle)
         return below
 
+    def longest_of(self, pool_bytes: int, sequences: int, up_to: int) -> int:
+        """The largest length up to `up_to` that this many sequences may have at once in this pool, one of which passes the check; 0 when none does."""
+        below, above = 0, up_to + 1
+        blocks = max(0, self.blocks_in(pool_bytes) - 1)  # one is always held back
+        while above - below > 1:
+            middle = (below + above) // 2
+            holds = self.fits(pool_bytes, middle) and sequences * self.blocks_of(middle) <= blocks
+            below, above = (middle, above) if holds else (below, middle)
+        return below
+
     def blocks_in(self, pool_bytes: int) -> int:
         """Blocks that a pool of these bytes is cut into, the null block among them."""
         return max(0, pool_bytes) // self.bytes_per_block if self.bytes_per_block else 0

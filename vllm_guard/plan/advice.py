@@ -21,6 +21,9 @@ _FULL_FRACTION: Final = 0.7  # of the pool, for all sequences at full length: ab
 # Methods that replace each other, by what the checkpoint calls them (config/model.py _verify_quantization, 0.32.0). Others may override anything.
 _QUANTIZED_AS: Final = ("awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors", "modelopt", "mxfp4")
 
+# What vLLM answers with an error, or what has no effect.
+CONTRADICTIONS: Final = frozenset(("quantization_contradicts", "length_above_config", "heads_do_not_divide", "bfloat16_unsupported", "offload_beyond_layers"))
+
 
 def advice(case: Case, fits: Fits | None) -> tuple[Warn, ...]:
     """All that is worth a warning beside the gates."""
