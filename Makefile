@@ -2,6 +2,7 @@
 # make test       style, types and the fast tests
 # make gpu-check  what this project assumes about GPU memory, measured: two minutes, an NVIDIA GPU, TORCH_PYTHON=a python that has torch
 # make bench      what the guard costs up to exec, beside the libraries that it imports, gpustat and nvitop: four minutes
+# make bench-headers  what reading the headers of 163 shards costs, beside parsing their JSON: ten seconds
 # make test-slow  the promise with the real vLLM on this machine's memory: 2.5 GB of disk, CPython 3.11, root or user namespaces
 # Each sets itself up. PYTHON=python3.12 chooses another interpreter, VENV=folder another place.
 
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_PYTHON ?= python3
 
-.PHONY: demo test test-slow gpu-check bench
+.PHONY: demo test test-slow gpu-check bench bench-headers
 .NOTPARALLEL:
 
 demo: $(VENV)/runs
@@ -31,6 +32,9 @@ gpu-check: $(VENV)/runs
 
 bench:
 	@$(PYTHON) bench/bench.py
+
+bench-headers: $(VENV)/runs
+	@$(VENV)/bin/python bench/headers.py
 
 # The stamps: a venv is made anew when what it was made from has changed.
 $(VENV)/runs: pyproject.toml Makefile

@@ -38,3 +38,11 @@ def test_the_refusal_on_the_first_screen_was_printed_by_the_demo() -> None:
     shown = README.partition("$ CUDA_VISIBLE_DEVICES=1")[2].partition("```")[0]
 
     assert "$ CUDA_VISIBLE_DEVICES=1" + shown.rstrip("\n") in printed
+
+
+def test_the_estimate_was_printed_by_the_command() -> None:
+    """But for where the model lies."""
+    printed = (ROOT / "tests" / "golden" / "estimate.txt").read_text()
+    shown = README.partition("$ vllm-guard estimate ./Llama")[2].partition("```")[0].splitlines()[1:]
+
+    assert "\n".join(shown).replace("./Llama-3.1-8B-Instruct", "/host/llama") in printed

@@ -39,14 +39,14 @@ class Settings(BaseSettings):
     start_overhead: Annotated[int | None, PlainValidator(values.read_size_or_auto)] = _setting("auto", "what vLLM's process takes before it measures; size")
     budget: Annotated[int | None, PlainValidator(values.read_size_or_none)] = _setting("none", "most that this instance may take of each GPU; size")
     max_utilization: Annotated[float | None, PlainValidator(values.read_ceiling_or_auto)] = _setting(
-        "auto", "ceiling of what the guard chooses; auto: what was asked"
+        "auto", "ceiling of what the guard chooses; auto: what was asked, up to 0.95 where only that gives the model its cache"
     )
     min_utilization: Annotated[float, PlainValidator(values.read_floor)] = _setting("0", "refuse below it")
     min_free: Annotated[Amount, PlainValidator(values.read_amount)] = _setting(
         "0", "refuse when a chosen GPU has less free memory than this; size or percent of the card"
     )
     min_kv_cache: Annotated[int | None, PlainValidator(values.read_size_or_auto)] = _setting(
-        "auto", "refuse when the KV cache pool is certainly smaller; size; auto: 512 MiB beside the weight files"
+        "auto", "refuse when the KV cache pool is certainly smaller; size; auto: one full sequence, 512 MiB where the model is not known"
     )
     on_explicit: Annotated[Literal["lower", "keep"], PlainValidator(values.choice("lower", "keep"))] = _setting(
         "lower", "a utilization given in the command: lower it to what fits, or keep it and judge it"
