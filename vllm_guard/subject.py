@@ -92,16 +92,29 @@ def serving(vllm: Vllm, argv: Sequence[str]) -> Launcher:
     return Launcher((*(vllm.words or ("vllm",)), "serve"), tuple(argv), SERVE)
 
 
-def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str]) -> Subject:
-    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch."""
+def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, asks_hub: bool = False) -> Subject:
+    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch.
+
+    With `asks_hub` those of a model that is not on this disk come from its hub.
+    """
     release = parse_release(vllm.version)
     argv, entry = launcher.arguments, launcher.entry
     path = None if entry.grammar == "foreign" else config_path(argv, release)
     command = parse(argv, release, None if path is None else _read_text(path), entry)
     command = replace(command, warnings=(*vllm.warnings, *launcher.warnings, *command.warnings))
     environ = {**environ, **launcher.environment}
-    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
-    return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
+    return Subject(vllm, release, launcher.prefix, command, _read_checkpoint(command, environ, asks_hub=asks_hub), environ)
+
+
+def _read_checkpoint(command: Command, environ: Mapping[str, str], *, asks_hub: bool) -> Checkpoint | UnknownCheckpoint:
+    revision = command.text("revision")
+    found = read_model(command.model, revision, command.text("download_dir"), environ)
+    starts_engine = command.entry != NO_ENGINE and not command.asks_help
+    if not asks_hub or not starts_engine or command.model is None or not (isinstance(found, UnknownCheckpoint) and found.absent):
+        return found
+    from vllm_guard.hub.ask import ask_hub  # noqa: PLC0415 - not on the way to exec unless asked for
+
+    return ask_hub(command.model, revision, command.text("hf_token"), environ)
 
 
 def _vllm(words: tuple[str, ...] | None, missing: LaunchError | None, install: Install | None, version_setting: str | None) -> Vllm:
