@@ -11,7 +11,7 @@ from real import install
 
 pytest_plugins = ("golden_files", "guard_process", "real.world")
 
-_FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_")
+_FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_")
 _DECIDING_PACKAGES = ("nvidia-ml-py", "psutil", "pydantic-settings", "structlog")
 
 

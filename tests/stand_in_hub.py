@@ -43,7 +43,7 @@ class Hub:
     drips: str = "(?!)"
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
     bodies: dict[str, bytes] = field(default_factory=dict)
-    sizes_bytes: dict[str, int] = field(default_factory=dict)
+    sizes_bytes: dict[str, object] = field(default_factory=dict)
     ignores_ranges: bool = False
     asked: list[Asked] = field(default_factory=list)
 
@@ -54,6 +54,8 @@ class Hub:
 
     def listing(self) -> bytes:
         """What the API says of a revision."""
+        if "listing" in self.bodies:
+            return self.bodies["listing"]
         names = sorted(path.name for path in self.folder.iterdir())
         siblings = [{"rfilename": name, "size": self.sizes_bytes.get(name, (self.folder / name).stat().st_size)} for name in names]
         return json.dumps({"id": "org/model", "sha": COMMIT, "siblings": siblings}).encode()
@@ -121,15 +123,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing is printed of a guard that has gone."""
+
+
 @contextmanager
 def serving_hub(folder: Path) -> Iterator[Hub]:
     """Both servers, on ports of their own, until the end of the block."""
     hub = Hub(folder)
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub, "server_name": name})) for name in ("hub", "files")]
+    servers = [_Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub, "server_name": name})) for name in ("hub", "files")]
     hub.endpoint, hub.files = (f"http://127.0.0.1:{server.server_port}" for server in servers)
     threads = [threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True) for server in servers]
-    for server, thread in zip(servers, threads, strict=True):
-        server.daemon_threads = True
+    for thread in threads:
         thread.start()
     yield hub
     for server, thread in zip(servers, threads, strict=True):

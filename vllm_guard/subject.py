@@ -95,7 +95,7 @@ def serving(vllm: Vllm, argv: Sequence[str]) -> Launcher:
 def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, asks_hub: bool = False) -> Subject:
     """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch.
 
-    With `asks_hub` those of a model that is not on this disk come from its hub.
+    With `asks_hub` those of a model that is not on this disk come from its hub; a warning says why they do not.
     """
     release = parse_release(vllm.version)
     argv, entry = launcher.arguments, launcher.entry
@@ -103,18 +103,14 @@ def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, 
     command = parse(argv, release, None if path is None else _read_text(path), entry)
     command = replace(command, warnings=(*vllm.warnings, *launcher.warnings, *command.warnings))
     environ = {**environ, **launcher.environment}
-    return Subject(vllm, release, launcher.prefix, command, _read_checkpoint(command, environ, asks_hub=asks_hub), environ)
+    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
+    if asks_hub and isinstance(checkpoint, UnknownCheckpoint) and checkpoint.absent and command.entry != NO_ENGINE and not command.asks_help:
+        from vllm_guard.hub.ask import ask_hub  # noqa: PLC0415 - not on the way to exec unless asked for
 
-
-def _read_checkpoint(command: Command, environ: Mapping[str, str], *, asks_hub: bool) -> Checkpoint | UnknownCheckpoint:
-    revision = command.text("revision")
-    found = read_model(command.model, revision, command.text("download_dir"), environ)
-    starts_engine = command.entry != NO_ENGINE and not command.asks_help
-    if not asks_hub or not starts_engine or command.model is None or not (isinstance(found, UnknownCheckpoint) and found.absent):
-        return found
-    from vllm_guard.hub.ask import ask_hub  # noqa: PLC0415 - not on the way to exec unless asked for
-
-    return ask_hub(command.model, revision, command.text("hf_token"), environ)
+        checkpoint = ask_hub(command.model or "", command.text("revision"), command.text("hf_token"), environ)
+        if isinstance(checkpoint, UnknownCheckpoint):
+            command = replace(command, warnings=(*command.warnings, Warn("model_unknown", checkpoint.because)))
+    return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
 
 
 def _vllm(words: tuple[str, ...] | None, missing: LaunchError | None, install: Install | None, version_setting: str | None) -> Vllm:

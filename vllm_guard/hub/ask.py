@@ -32,13 +32,13 @@ def ask_hub(model: str, revision: str | None, token: str | None, environ: Mappin
     """
     question = _question(model, revision, token, environ)
     if isinstance(question, str):
-        return UnknownCheckpoint(f"{model!r} is not on this disk, and no hub is asked: {question}")
+        return UnknownCheckpoint(f"{model!r} is not on this disk, and no model hub was asked about it: {question}")
     try:
         with private_folder(environ) as store:
             found = _asked(question, store, environ)
     except OSError as error:
         found = f"it cannot be asked: {why_not(error)}"
-    return UnknownCheckpoint(f"{model!r} is not on this disk, and of {question.host}: {found}") if isinstance(found, str) else found
+    return UnknownCheckpoint(f"{model!r} is not on this disk, and {question.host} did not tell what it needs: {found}") if isinstance(found, str) else found
 
 
 def _question(model: str, revision: str | None, token: str | None, environ: Mapping[str, str]) -> Question | str:
@@ -62,8 +62,9 @@ def _asked(question: Question, store: Path, environ: Mapping[str, str]) -> Check
     """The checkpoint, or why there is none. Raises OSError."""
     if is_commit(question.revision) and is_whole(question.folder(store, question.revision)):
         return _kept(question, store, question.revision, "")
-    lines, in_time = told_within(SECONDS, partial(_work, question, store), environ)
-    reason = lines[-1] if lines and not is_commit(lines[-1]) else "asking it ended early" if in_time else f"no answer within {SECONDS:g} s"
+    # Without what huggingface_hub would ask for itself: it fetches a list of the programs that may have started it, to name one to the hub.
+    lines, in_time = told_within(SECONDS, partial(_work, question, store), {**environ, "HF_HUB_DISABLE_TELEMETRY": "1"})
+    reason = lines[-1] if lines and not is_commit(lines[-1]) else "the request ended early" if in_time else f"no answer within {SECONDS:g} s"
     return _kept(question, store, lines[0], reason) if lines and is_commit(lines[0]) else reason
 
 
@@ -72,14 +73,14 @@ def _work(question: Question, store: Path, tell: Tell) -> None:
     try:
         from vllm_guard.hub.fetch import HubError, fetch  # noqa: PLC0415 - huggingface_hub, only where it is needed
     except ImportError:
-        tell("huggingface_hub, which would ask it, is not installed beside vllm-guard")
+        tell("huggingface_hub, which would ask, is not installed beside vllm-guard")
         return
     try:
         fetch(question, store, tell)
     except HubError as error:
         tell(str(error))
     except Exception as error:  # noqa: BLE001 - of any library; without its text, which may hold a token
-        tell(f"asking it failed ({type(error).__name__})")
+        tell(f"the request failed ({type(error).__name__})")
     else:
         tell(_DONE)
 

@@ -62,8 +62,9 @@ def _be_the_child(work: Callable[[Tell], None], writer: int, seconds: float, env
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
+        own = dict(environ)  # it may be os.environ itself
         os.environ.clear()
-        os.environ.update(environ)
+        os.environ.update(own)
         work(lambda line: _tell(writer, line))
     os._exit(0)
 

@@ -79,7 +79,7 @@ def _listing(question: Question, headers: Mapping[str, str]) -> tuple[str, dict[
 
 def _keep_header(path: Path, url: str, headers: Mapping[str, str], most_bytes: int) -> None:
     """Keeps the beginning of a weight file up to the end of its header; nothing where that is longer than this."""
-    data = _beginning(url, headers, min(_FIRST_BYTES, most_bytes))
+    data = _beginning(url, headers, max(LENGTH_BYTES, min(_FIRST_BYTES, most_bytes)))
     end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
     if len(data) < end <= most_bytes:
         data = _beginning(url, headers, end)
