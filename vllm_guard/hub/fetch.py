@@ -117,7 +117,7 @@ def _read(url: str, headers: Mapping[str, str], most_bytes: int) -> bytes:
 def _answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, Iterator[bytes]]]:
     """The answer to one request, redirects followed, its body not read yet."""
     session: Any = get_session()
-    if hasattr(session, "stream"):  # httpx, from huggingface_hub 1.0 on
+    if callable(session.stream):  # httpx, from huggingface_hub 1.0 on; before, requests, where this is a setting
         with session.stream("GET", url, headers=headers, timeout=_SILENT_SECONDS, follow_redirects=True) as response:
             yield response, response.iter_bytes()
     else:
