@@ -84,6 +84,7 @@ def new_host(folder: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(build_driver(folder)),
         SCENARIO_VARIABLE: str(folder / "scenario"),
         "VLLM_GUARD_SETTLE": "0",
+        "VLLM_GUARD_REMOTE_METADATA": "off",
         "VLLM_GUARD_CONFIG": "",
     }
 

@@ -15,7 +15,7 @@ pytest_plugins = ("golden_files", "guard_process", "real.world")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 
-_FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_")
+_FOREIGN = ("VLLM_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_")
 _DECIDING_PACKAGES = ("nvidia-ml-py", "psutil", "pydantic-settings", "structlog")
 
 

@@ -24,8 +24,8 @@ NEIGHBOUR = os.getpid()  # a process that is there, is no vLLM and does not end
 BUSY = Card(processes=(Listed(NEIGHBOUR, 50_000),))
 BUSY_ARGV = (*UNTOUCHED, b"--gpu-memory-utilization", b"0.3606")
 FULL = Card(free_mib=300, processes=(Listed(NEIGHBOUR, 80_000),))
-# Refusals on a shared card wait a second to see whether somebody leaves; tests of something else do not.
-AT_ONCE = {"VLLM_GUARD_SETTLE": "0"}
+# Refusals on a shared card wait a second to see whether somebody leaves, and `check` asks a model hub; tests of something else do not.
+AT_ONCE = {"VLLM_GUARD_SETTLE": "0", "VLLM_GUARD_REMOTE_METADATA": "off"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_files import entry, write_shard
 
 from vllm_guard.model import headers as reader
 from vllm_guard.model.headers import read_headers
@@ -21,20 +22,6 @@ from vllm_guard.model.unknown import Unknown
 UNHURRIED = settings(deadline=None)
 NAME = "model.safetensors"
 NO_TENSOR = "its entry is not one of a tensor"
-
-
-def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
-    """One tensor as the format writes it."""
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-def write_shard(path: Path, header: object, data_bytes: int, *, length: int | None = None) -> Path:
-    """A safetensors file with this header (JSON, or raw bytes) and a hole for its data."""
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write((len(raw) if length is None else length).to_bytes(8, "little") + raw)
-        file.truncate(8 + len(raw) + data_bytes)
-    return path
 
 
 def reason(found: Headers | Unknown) -> str:
@@ -139,7 +126,7 @@ def test_a_file_shorter_than_its_length_field_is_unknown(tmp_path: Path) -> None
 
 def test_all_headers_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many files of an allowed size may not fill the memory."""
-    monkeypatch.setattr(reader, "_LARGEST_SUM_BYTES", 150)
+    monkeypatch.setattr(reader, "LARGEST_SUM_BYTES", 150)
     for name in ("one", "two"):
         write_shard(tmp_path / name, {name * 20: entry("U8", [1], 0, 1)}, 1)
 

@@ -121,6 +121,7 @@ def test_each_way_in_is_stronger_than_the_one_before(config: Path) -> None:
         pytest.param("claims", "off", "off", id="claims off"),
         pytest.param("competitors", "off", "share", id="competitors off"),
         pytest.param("remote_metadata", "0", False, id="no remote metadata, as a boolean"),
+        pytest.param("remote_metadata", "on", True, id="remote metadata"),
         pytest.param("snapshot", "./facts.json", "./facts.json", id="a file"),
         pytest.param("snapshot", "off", None, id="no file"),
         pytest.param("vllm", "/opt/vllm/bin/vllm", "/opt/vllm/bin/vllm", id="an executable"),
@@ -155,7 +156,7 @@ def test_a_value_is_read_alike_from_flag_and_environment(name: str, text: str, e
         pytest.param("wait = 0", "wait", 0.0, id="zero seconds"),
         pytest.param("dry_run = true", "dry_run", True, id="a boolean"),
         pytest.param("json = true", "as_json", True, id="the name that is not the attribute's"),
-        pytest.param("remote_metadata = false", "remote_metadata", False, id="a feature to come, off"),
+        pytest.param("remote_metadata = false", "remote_metadata", False, id="a boolean, off"),
         pytest.param('levers = ["utilization"]', "levers", frozenset({"utilization"}), id="a list"),
         pytest.param("levers = []", "levers", frozenset(), id="an empty list"),
         pytest.param('mode = "off"', "mode", "off", id="mode off"),
@@ -196,7 +197,7 @@ def test_toml_values_may_be_native(config: Path, line: str, name: str, expected:
         pytest.param("wait", "120", "in this release: it takes 0 or off", id="a feature to come: wait"),
         pytest.param("claims", "on", "in this release: it takes auto or off", id="a feature to come: claims"),
         pytest.param("claims_dir", "/run/x", "in this release: it takes auto or off", id="a feature to come: claims_dir"),
-        pytest.param("remote_metadata", "on", "in this release: it takes off", id="a feature to come: remote_metadata"),
+        pytest.param("remote_metadata", "auto", "one of 1, 0, true, false, yes, no, on, off", id="auto where there is none"),
     ],
 )
 def test_a_bad_value_says_where_it_came_from_and_what_is_accepted(name: str, text: str, accepted: str) -> None:
@@ -385,6 +386,25 @@ def test_a_snapshot_is_for_the_commands_that_only_decide(command: str) -> None:
 def test_a_snapshot_is_for_a_dry_run() -> None:
     """It starts nothing either."""
     assert load({"snapshot": "x", "dry_run": True}, {}, command="serve").settings.snapshot == "x"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "asks"),
+    [
+        pytest.param("serve", {}, False, id="never on the way to exec"),
+        pytest.param("run", {}, False, id="nor to another launcher"),
+        pytest.param("serve", {"remote_metadata": "on"}, True, id="unless it is set"),
+        pytest.param("check", {}, True, id="check starts nothing"),
+        pytest.param("estimate", {}, True, id="estimate starts nothing"),
+        pytest.param("serve", {"dry_run": True}, True, id="a dry run is a check"),
+        pytest.param("check", {"remote_metadata": "off"}, False, id="check, switched off"),
+        pytest.param("serve", {"dry_run": True, "remote_metadata": "off"}, False, id="a dry run, switched off"),
+        pytest.param("gpus", {}, False, id="a command without a model"),
+    ],
+)
+def test_a_model_hub_is_asked_by_what_starts_nothing(command: str, flags: dict[str, str | bool], asks: bool) -> None:  # noqa: FBT001 - a column
+    """In every other command only where it is set."""
+    assert asks == load(flags, {}, command=command).asks_hub
 
 
 def test_help_and_version_are_no_settings() -> None:

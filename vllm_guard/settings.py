@@ -18,6 +18,7 @@ from vllm_guard.facts import Warn
 from vllm_guard.plan.policy import Amount, Lever, Policy
 
 _SNAPSHOT_READERS: Final = ("check", "estimate", "demo")
+_HUB_ASKERS: Final = ("check", "estimate")
 
 
 def _setting(default: str, meaning: str, alias: str | None = None) -> Any:
@@ -69,8 +70,8 @@ class Settings(BaseSettings):
         "auto", "promises between guards that start at once: auto, off (not in this release)"
     )
     claims_dir: Annotated[None, PlainValidator(values.not_yet("auto", None))] = _setting("auto", "folder of the claims (not in this release)")
-    remote_metadata: Annotated[bool, PlainValidator(values.not_yet("off", value=False))] = _setting(
-        "off", "ask the model hub for config and headers when the model is not on disk (not in this release)"
+    remote_metadata: Annotated[bool, PlainValidator(values.read_boolean)] = _setting(
+        "off", "ask the model hub for config and headers when the model is not on disk, 2 s at most (check and estimate take it as on)"
     )
     snapshot: Annotated[str | None, PlainValidator(values.read_path_or_none)] = _setting(
         "none", "decide from this file and not from the host; only with check, estimate, demo and dry_run"
@@ -133,10 +134,11 @@ TABLE: Final = tuple(Row(field.alias or name, str(field.default), field.descript
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, and what is worth a warning."""
+    """The settings, what is worth a warning, and whether a model hub is asked: where it is set, and in a command that starts nothing unless it is off."""
 
     settings: Settings
     warnings: tuple[Warn, ...]
+    asks_hub: bool
 
 
 def load(flags: Mapping[str, str | bool], environ: Mapping[str, str], *, command: str) -> Loaded:
@@ -157,7 +159,8 @@ def load(flags: Mapping[str, str | bool], environ: Mapping[str, str], *, command
         name = str(first["loc"][0])
         raise _bad_value(name, given[name], accepted=str(first["ctx"]["error"])) from None
     _refuse_misplaced(settings, command, given)
-    return Loaded(settings, (*file_warnings, *environment_warnings))
+    asks_hub = settings.remote_metadata or ("remote_metadata" not in given and (command in _HUB_ASKERS or settings.dry_run))
+    return Loaded(settings, (*file_warnings, *environment_warnings), asks_hub)
 
 
 def _bad_value(name: str, given: setting_layers.Given, accepted: str) -> UsageError:

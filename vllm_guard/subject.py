@@ -92,8 +92,11 @@ def serving(vllm: Vllm, argv: Sequence[str]) -> Launcher:
     return Launcher((*(vllm.words or ("vllm",)), "serve"), tuple(argv), SERVE)
 
 
-def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str]) -> Subject:
-    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch."""
+def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, asks_hub: bool = False) -> Subject:
+    """The command line of this release, its `--config` file, and the model's config and weight sizes. Nothing here can stop a launch.
+
+    With `asks_hub` those of a model that is not on this disk come from its hub; a warning says why they do not.
+    """
     release = parse_release(vllm.version)
     argv, entry = launcher.arguments, launcher.entry
     path = None if entry.grammar == "foreign" else config_path(argv, release)
@@ -101,6 +104,12 @@ def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str]) -> 
     command = replace(command, warnings=(*vllm.warnings, *launcher.warnings, *command.warnings))
     environ = {**environ, **launcher.environment}
     checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
+    if asks_hub and isinstance(checkpoint, UnknownCheckpoint) and checkpoint.absent and command.entry != NO_ENGINE and not command.asks_help:
+        from vllm_guard.hub.ask import ask_hub  # noqa: PLC0415 - not on the way to exec unless asked for
+
+        checkpoint = ask_hub(command.model or "", command.text("revision"), command.text("hf_token"), environ)
+        if isinstance(checkpoint, UnknownCheckpoint):
+            command = replace(command, warnings=(*command.warnings, Warn("model_unknown", checkpoint.because)))
     return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
 
 

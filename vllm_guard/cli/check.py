@@ -35,7 +35,7 @@ def report(call: Call, loaded: Loaded, launcher: Launcher, vllm: Vllm) -> int:
     if settings.snapshot is not None:
         facts = read_snapshot(settings.snapshot, settings.vllm_version, {**call.environ, **launcher.environment})
         vllm = Vllm(vllm.words, vllm.missing, facts.vllm_version, facts.vllm_device)
-    subject = read_subject(launcher, vllm, call.environ)
+    subject = read_subject(launcher, vllm, call.environ, asks_hub=loaded.asks_hub)
     if facts is None:
         facts = read_facts(vllm.version, vllm.device, subject.environ)
     decision = subject.decide(facts, policy(settings))

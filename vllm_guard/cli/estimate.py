@@ -46,12 +46,12 @@ def estimate(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     if settings.snapshot is not None:
         facts = read_snapshot(settings.snapshot, settings.vllm_version, call.environ)
         vllm = Vllm(vllm.words, vllm.missing, facts.vllm_version, facts.vllm_device)
-    subject = read_subject(serving(vllm, words.rest), vllm, call.environ)
+    subject = read_subject(serving(vllm, words.rest), vllm, call.environ, asks_hub=loaded.asks_hub)
     if subject.command.rejection is not None:
         msg = f"vLLM would reject these words: {subject.command.rejection}"
         raise UsageError(msg, _USAGE)
     if isinstance(subject.checkpoint, UnknownCheckpoint):
-        raise UsageError(subject.checkpoint.because, "name a folder with a config.json, or a model that is in the Hugging Face cache")
+        raise UsageError(subject.checkpoint.because, "name a folder with a config.json, a model in the Hugging Face cache, or one that its hub tells of")
     facts = facts or read_facts(vllm.version, vllm.device, subject.environ)
     traits = read_traits(subject.checkpoint.config, subject.release)
     grounds, instead = _grounds(facts, words.memory_bytes)

@@ -34,7 +34,7 @@ def run(call: Call, loaded: Loaded, words: Sequence[str]) -> int:
     if launcher.entry == NO_ENGINE:
         speak.say_warnings((*loaded.warnings, *launcher.warnings), settings.log_format)
         launch_command(command, call.environ)
-    return start(call, loaded, read_subject(launcher, vllm, call.environ))
+    return start(call, loaded, read_subject(launcher, vllm, call.environ, asks_hub=loaded.asks_hub))
 
 
 def _command(words: Sequence[str]) -> Sequence[str]:

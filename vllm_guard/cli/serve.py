@@ -30,7 +30,7 @@ def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     require_program(vllm.words[0], call.environ)
     if settings.mode == "off":
         launch([*vllm.words, "serve", *argv], call.environ)
-    return start(call, loaded, read_subject(serving(vllm, argv), vllm, call.environ))
+    return start(call, loaded, read_subject(serving(vllm, argv), vllm, call.environ, asks_hub=loaded.asks_hub))
 
 
 def start(call: Call, loaded: Loaded, subject: Subject) -> int:

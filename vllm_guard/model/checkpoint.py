@@ -24,6 +24,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class UnknownCheckpoint:
-    """Nothing can be said about the model, and why."""
+    """Nothing can be said about the model, and why. `absent`: by its name it is no folder but a repository of a model hub, and is not on this disk."""
 
     because: str
+    absent: bool = False

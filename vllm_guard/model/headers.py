@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +13,11 @@ from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plain_file import open_plain_file, read_up_to, why_not
 
-_LENGTH_BYTES: Final = 8
+LENGTH_BYTES: Final = 8
 _SHORTEST_HEADER_BYTES: Final = 2  # {}
 # The safetensors library refuses a longer header (MAX_HEADER_SIZE).
 _LARGEST_HEADER_BYTES: Final = 100_000_000
-_LARGEST_SUM_BYTES: Final = 128_000_000
+LARGEST_SUM_BYTES: Final = 128_000_000
 _MOST_SHARDS: Final = 10_000
 _MOST_TENSORS: Final = 1_000_000
 _MOST_DIMENSIONS: Final = 16
@@ -52,8 +52,10 @@ _BITS: Final = {
 }
 
 
-def read_headers(folder: Path, shard_names: Iterable[str]) -> Headers | Unknown:
+def read_headers(folder: Path, shard_names: Iterable[str], sizes_bytes: Mapping[str, int] | None = None) -> Headers | Unknown:
     """The tensors of these files of a model's folder, or why they are not known. Sizes are those of the files, held to shape and dtype.
+
+    `sizes_bytes` is given where the folder holds the beginnings of files only: those of the whole ones, by name.
 
     Links are followed within the model's repository, because the Hugging Face cache is made of them (snapshots/COMMIT/x -> ../../blobs/y).
     Source: the safetensors format, 8 bytes of length, JSON, data.
@@ -61,13 +63,13 @@ def read_headers(folder: Path, shard_names: Iterable[str]) -> Headers | Unknown:
     home = _repository(folder)
     tensors: list[Tensor] = []
     seen: set[str] = set()
-    left_bytes = _LARGEST_SUM_BYTES
+    left_bytes = LARGEST_SUM_BYTES
     for count, name in enumerate(shard_names):
         if count >= _MOST_SHARDS:
             return Unknown(f"more than {_MOST_SHARDS} shards")
         if "/" in name or "\0" in name or name in {"", ".", ".."}:
             return Unknown(f"{name!r} is no file of the model's folder")
-        header = _read_header(folder / name, home, left_bytes)
+        header = _read_header(folder / name, home, left_bytes, None if sizes_bytes is None else sizes_bytes.get(name, 0))
         if isinstance(header, str):
             return Unknown(f"{name}: {header}")
         data, file_bytes = header
@@ -91,18 +93,19 @@ def _repository(folder: Path) -> str:
     return os.path.realpath(home)
 
 
-def _read_header(path: Path, home: str, left_bytes: int) -> tuple[bytes, int] | str:
+def _read_header(path: Path, home: str, left_bytes: int, whole_bytes: int | None) -> tuple[bytes, int] | str:
     """The header's bytes and the size of the file, or why they were not read."""
     try:
         real = os.path.realpath(path)
         if os.path.commonpath((home, real)) != home:
             return "it is a link out of the model's folder"
-        with open_plain_file(real) as (descriptor, file_bytes):
-            length_bytes = int.from_bytes(read_up_to(descriptor, _LENGTH_BYTES), "little")
-            if not _SHORTEST_HEADER_BYTES <= length_bytes <= min(_LARGEST_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
+        with open_plain_file(real) as (descriptor, size_bytes):
+            file_bytes = size_bytes if whole_bytes is None else whole_bytes
+            length_bytes = int.from_bytes(read_up_to(descriptor, LENGTH_BYTES), "little")
+            if not _SHORTEST_HEADER_BYTES <= length_bytes <= min(_LARGEST_HEADER_BYTES, file_bytes - LENGTH_BYTES):
                 return f"it says that its header has {length_bytes} bytes"
             if length_bytes > left_bytes:
-                return f"the headers have more than {_LARGEST_SUM_BYTES} bytes together"
+                return f"the headers have more than {LARGEST_SUM_BYTES} bytes together"
             data = read_up_to(descriptor, length_bytes)
     except (OSError, ValueError) as error:
         return why_not(error)
@@ -120,7 +123,7 @@ def _parse_header(data: bytes, file_bytes: int) -> list[Tensor] | str:
     if not isinstance(entries, dict):
         return "its header is not a JSON object"
     entries.pop("__metadata__", None)
-    data_bytes = file_bytes - _LENGTH_BYTES - len(data)
+    data_bytes = file_bytes - LENGTH_BYTES - len(data)
     tensors = _tensors(entries, data_bytes)
     if isinstance(tensors, list) and sum(map(itemgetter(3), tensors)) > data_bytes:
         return "its tensors overlap"
