@@ -408,6 +408,19 @@ def test_a_check_says_before_the_download_that_a_model_is_too_large(asking: Host
     assert 1 + 2 + 2 * 30 == len(hub.asked)
 
 
+def test_an_estimate_needs_no_download(asking: Host, hub: Hub, tmp_path: Path) -> None:
+    """Four cards of 80 GiB hold what one does not; without an answer there is no table."""
+    hub.folder = write_checkpoint(tmp_path / "large", LARGE, stored(LARGE), 30)
+    words = ("estimate", MODEL, "--memory", "80GiB", "--max-model-len", "4096", "--guard-json")
+
+    rows = asking.run(*words).document["cards"][0]["rows"]
+    silent = asking.run(*words, environ={"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(tmp_path)})
+
+    assert {1: "no", 4: "yes"} == {row["tensor_parallel_size"]: row["fits"] for row in rows if row["tensor_parallel_size"] in {1, 4}}
+    assert 64 == silent.code
+    assert "HF_HUB_OFFLINE is set" in silent.stderr
+
+
 def test_serve_refuses_before_the_download_where_it_may_ask(asking: Host, hub: Hub, tmp_path: Path) -> None:
     """With the setting, and in a dry run without it."""
     hub.folder = write_checkpoint(tmp_path / "large", LARGE, stored(LARGE), 30)
