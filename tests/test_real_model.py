@@ -1,8 +1,8 @@
 """What the real vLLM 0.32.0 for CPUs makes of a KV cache of a given size, one block short and with that block: as the guard predicts, to the last token.
 
 Served and asked here: plain attention, tied and untied embeddings, experts, sliding windows, Mamba 2 and short convolutions beside attention, one rank and
-two. Not here: Granite 4 (GraniteMoeHybrid) and Falcon-H1 serve, but their states are as large as the processor says, so the guard calls them unknown on a
-CPU; Jamba and Qwen3-Next start and die at the first request (IndexError; "Unexpected head dim size, 32"). What they keep is in
+two. Not here: Granite 4 (GraniteMoeHybrid), Falcon-H1 and DeepSeek-V2 serve, but the processor decides how large their states and blocks are, so the guard
+calls them unknown on a CPU; Jamba and Qwen3-Next start and die at the first request (IndexError; "Unexpected head dim size, 32"). What they keep is in
 `test_model_kv_tiny.py`. No line of the CPU build says what the weights take.
 """
 
