@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -98,13 +99,18 @@ def render_tokenizer() -> dict[str, object]:
     }
 
 
-def write_tiny_model(folder: Path) -> None:
-    """A checkpoint that `vllm serve FOLDER` starts from without a network. KV cache: 512 bytes a token."""
+def write_folder(folder: Path, config: Mapping[str, object]) -> None:
+    """A model folder without weights, which `vllm serve FOLDER --load-format dummy` starts from. The vocabulary has `VOCABULARY` places at least."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    documents: dict[str, object] = {"config.json": CONFIG, "tokenizer.json": render_tokenizer(), "tokenizer_config.json": tokenizer_config}
+    documents: dict[str, object] = {"config.json": config, "tokenizer.json": render_tokenizer(), "tokenizer_config.json": tokenizer_config}
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def write_tiny_model(folder: Path) -> None:
+    """A checkpoint that `vllm serve FOLDER` starts from without a network. KV cache: 512 bytes a token."""
+    write_folder(folder, CONFIG)
     (folder / "model.safetensors").write_bytes(render_safetensors())
 
 

@@ -34,6 +34,7 @@ class World:
     meminfo: Path
     log: Path
     environment: dict[str, str]
+    max_model_len: int = 256
 
     def vllm_serve(self, *options: str) -> AbstractContextManager[Server]:
         """Plain `vllm serve`."""
@@ -57,7 +58,7 @@ class World:
         return subprocess.run(command, check=True, capture_output=True, text=True, env=self.environment, timeout=60).stdout
 
     def _serve(self) -> list[str]:
-        return ["serve", str(self.model), "--max-model-len", "256", "--enforce-eager", "--host", "127.0.0.1"]
+        return ["serve", str(self.model), "--max-model-len", str(self.max_model_len), "--enforce-eager", "--host", "127.0.0.1"]
 
     def launched(self, *command: str, port: int = 0) -> AbstractContextManager[Server]:
         """Any command of this world."""

@@ -12,7 +12,7 @@ class KvSetting:
     """One launch. None is vLLM's own choice; `release` None is beyond the last one that was inspected.
 
     `kv_cache_dtype` is what the flag says, or what the checkpoint's quantization says where the flag is `auto`; `model_bytes` the size of one value of
-    the model's dtype; `recurrent_bytes` that of a recurrent state's value where --mamba-ssm-cache-dtype says it, or the CPU build, which takes 4;
+    the model's dtype; `recurrent_bytes` that of a recurrent state's value where --mamba-ssm-cache-dtype says it, or a CPU with AVX512-BF16, which takes 4;
     `concurrent_batches` how many steps are in flight at once (2 with asynchronous scheduling); `layer_partition` the layers of each
     pipeline stage where VLLM_PP_LAYER_PARTITION says it.
     """

@@ -12,8 +12,9 @@ from vllm_guard.model.checkpoint import Checkpoint
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.model.kv_cache import KvCache, kv_cache
 from vllm_guard.model.kv_dtype import stored_kv_cache_dtype
-from vllm_guard.model.kv_layers import read_layers
+from vllm_guard.model.kv_layers import KvLayers, read_layers
 from vllm_guard.model.kv_setting import KvSetting
+from vllm_guard.model.kv_shapes import Attention
 from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.peak import Activation, Band, ProfileRun, activation_peak, cuda_graphs
 from vllm_guard.model.unknown import Unknown
@@ -25,6 +26,7 @@ from vllm_guard.plan.needs import Demand
 from vllm_guard.units import GIB
 
 _FOUR_BYTES: Final = frozenset(("float32", "float"))
+_FLOAT32_BYTES: Final = 4
 _MOST_RANKS: Final = 4096
 _LARGEST_OFFLOAD_GIB: Final = 1 << 20
 # Options whose effect on weights and cache, on the weights alone, or on the cache alone is not modelled.
@@ -152,6 +154,9 @@ def _kv(
     layers = read_layers(config, release)
     if isinstance(layers, Unknown):
         return layers
+    instructed = _left_to_the_processor(layers) if facts.vllm_device == "cpu" else None
+    if instructed is not None:
+        return instructed
     asked = command.text("kv_cache_dtype") or "auto"
     # Asynchronous scheduling is the default of the multiprocessing executor, and never of the CPU build and of pooling models (config/vllm.py).
     one_at_a_time = facts.vllm_device == "cpu" or pooling or command.flag("async_scheduling") is False or "distributed_executor_backend" in command.given
@@ -170,3 +175,18 @@ def _kv(
         context_parallel=any(command.integer(dest, 1) > 1 for dest in ("decode_context_parallel_size", "prefill_context_parallel_size")),
     )
     return kv_cache(layers, setting)
+
+
+def _left_to_the_processor(layers: KvLayers) -> Unknown | None:
+    """What the CPU build decides by the instructions of the processor, which are not read here; None where nothing depends on them.
+
+    It keeps recurrent states in float32 where there is AVX512-BF16, and elsewhere in what the config or the model's dtype says; it cuts latent attention into
+    blocks of 16 tokens where there is no AMX, whatever was asked for (platforms/cpu.py check_and_update_config, 0.32.0).
+    """
+    for layer in layers.layers:
+        if isinstance(layer, Attention):
+            if layer.kind == "mla":
+                return Unknown("on a CPU the blocks of latent attention depend on the processor")
+        elif layer.recurrent_values and layer.recurrent_bytes != _FLOAT32_BYTES:
+            return Unknown("on a CPU the size of recurrent states depends on the processor")
+    return None
