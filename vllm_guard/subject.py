@@ -22,6 +22,7 @@ from vllm_guard.plan.decide import decide, untouched
 from vllm_guard.plan.decision import Decision, Launch
 from vllm_guard.plan.foreign import restrain
 from vllm_guard.plan.policy import Policy
+from vllm_guard.plan.speculation import Speculation, speculation
 
 _LARGEST_CONFIG_BYTES: Final = 1 << 20
 
@@ -100,8 +101,17 @@ def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str]) -> 
     command = parse(argv, release, None if path is None else _read_text(path), entry)
     command = replace(command, warnings=(*vllm.warnings, *launcher.warnings, *command.warnings))
     environ = {**environ, **launcher.environment}
-    checkpoint = read_model(command.model, command.text("revision"), command.text("download_dir"), environ)
-    return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
+    return Subject(vllm, release, launcher.prefix, command, _read_models(command, environ), environ)
+
+
+def _read_models(command: Command, environ: Mapping[str, str]) -> Checkpoint | UnknownCheckpoint:
+    """The model, and with it the draft model of speculative decoding."""
+    folder = command.text("download_dir")
+    checkpoint = read_model(command.model, command.text("revision"), folder, environ)
+    asked = speculation(command)
+    if isinstance(checkpoint, UnknownCheckpoint) or not isinstance(asked, Speculation) or asked.model is None:
+        return checkpoint
+    return replace(checkpoint, draft=read_model(asked.model, asked.revision, folder, environ))
 
 
 def _vllm(words: tuple[str, ...] | None, missing: LaunchError | None, install: Install | None, version_setting: str | None) -> Vllm:
