@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ from vllm_guard.command.parse import parse
 from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, UnreadableGpu, parse_release
 from vllm_guard.host.visible import select_devices
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
+from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.plan.decide import decide
 from vllm_guard.plan.decision import Decision, Launch, Refusal
 from vllm_guard.plan.policy import Policy
@@ -143,3 +145,20 @@ def model_folder(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config or LLAMA_CONFIG)))
     return folder
+
+
+def stored(config: Mapping[str, Any], dtype: str = "BF16", width: int = 2) -> Headers:
+    """The tensors that a checkpoint of this config holds, with norms, in the usual names."""
+    layers, hidden, inner = config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.self_attn.q_proj.weight": (heads, hidden), f"{name}.self_attn.k_proj.weight": (keys, hidden)}
+        shapes |= {f"{name}.self_attn.v_proj.weight": (keys, hidden), f"{name}.self_attn.o_proj.weight": (hidden, heads)}
+        shapes |= {f"{name}.mlp.{part}_proj.weight": (inner, hidden) for part in ("gate", "up")}
+        shapes |= {f"{name}.mlp.down_proj.weight": (hidden, inner), f"{name}.input_layernorm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return Headers(tuple(Tensor(name, dtype, shape, prod(shape) * width) for name, shape in shapes.items()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -451,23 +451,6 @@ def test_experts_of_mxfp4_are_rounded_up_by_the_kernels() -> None:
 
 
 # From headers
-
-
-def stored(config: dict[str, Any], dtype: str = "BF16", width: int = 2) -> Headers:
-    """The tensors that a checkpoint of this config holds, with norms, in the usual names."""
-    layers, hidden, inner = config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]
-    heads = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
-    for layer in range(layers):
-        name = f"model.layers.{layer}"
-        shapes |= {f"{name}.self_attn.q_proj.weight": (heads, hidden), f"{name}.self_attn.k_proj.weight": (keys, hidden)}
-        shapes |= {f"{name}.self_attn.v_proj.weight": (keys, hidden), f"{name}.self_attn.o_proj.weight": (hidden, heads)}
-        shapes |= {f"{name}.mlp.{part}_proj.weight": (inner, hidden) for part in ("gate", "up")}
-        shapes |= {f"{name}.mlp.down_proj.weight": (hidden, inner), f"{name}.input_layernorm.weight": (hidden,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    return Headers(tuple(Tensor(name, dtype, shape, prod(shape) * width) for name, shape in shapes.items()))
 
 
 def test_headers_are_exact_where_nothing_is_open() -> None:

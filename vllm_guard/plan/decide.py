@@ -12,7 +12,7 @@ from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn
 from vllm_guard.model.activation import activation_floor_bytes
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.unknown import Unknown
-from vllm_guard.plan import gates, pool
+from vllm_guard.plan import gates, pool, state_blocks
 from vllm_guard.plan.assess import device_plans, effective_settings, fits_at, given_settings, pool_warnings
 from vllm_guard.plan.budget import Room, cuda_total_bytes, format_fraction
 from vllm_guard.plan.case import Case, gather_case, reason_to_stay_out
@@ -98,6 +98,12 @@ def _free_memory(case: Case, least: float, most: float) -> Gate:
 
 
 def _pool_gates(case: Case, budgets_bytes: list[int]) -> tuple[Gate, Gate]:
+    """Gates 2 and 3, the second with what recurrent layers ask of it."""
+    gate2, gate3 = _gates_of_the_pool(case, budgets_bytes)
+    return state_blocks.with_states(case, gate2, budgets_bytes), gate3
+
+
+def _gates_of_the_pool(case: Case, budgets_bytes: list[int]) -> tuple[Gate, Gate]:
     """Gates 2 and 3 at these budgets; for a pool that is given, its bytes against what is free and against one sequence."""
     judged = pool.Judged(case.chosen.world, case.chosen.interchangeable, case.assumed)
     shortest = case.length_fits_itself
@@ -170,6 +176,8 @@ def _reason(case: Case, short: NoRoom) -> RefusalReason:
     floor = case.weights_floor_bytes
     if floor + each.start_overhead.low > each.device.nvml_total_bytes:
         return "model_too_large"
+    if short.needs[0].name.startswith(state_blocks.NEED):
+        return "too_many_sequences"
     if short.needs[0].name == "min_utilization":
         return "below_min_utilization"
     left = short.have_bytes if short.capped else each.left_bytes(outside_bytes=0, margin_bytes=each.margin_bytes)

@@ -31,6 +31,9 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
     if reason == "context_too_long":
         yield from _shorter(case, room)
         return
+    if reason == "too_many_sequences":
+        yield from _fewer(case, room)
+        return
     fraction = fraction_within(room.usable_bytes, room.device.nvml_total_bytes)
     least = case.least_budget()
     if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
@@ -84,6 +87,19 @@ def _shorter(case: Case, room: Room) -> Iterator[str]:
     longest = 0 if isinstance(kv, Unknown) else kv.largest_max_model_len(pool)
     if longest > 0:
         yield f"--max-model-len {longest}"
+    yield "use more cards (--tensor-parallel-size)"
+
+
+def _fewer(case: Case, room: Room) -> Iterator[str]:
+    """As many requests at once as the pool likely has blocks for their states, and more cards."""
+    kv = case.demand.kv
+    pool = case.pool_bytes
+    if pool is None:
+        budget = min(requested_bytes(cuda_total_bytes(room.device)[1], case.asked.most), max(0, room.usable_bytes))
+        pool = pool_band(case.demand, budget, case.weights_floor_bytes)[0].likely
+    most = 0 if isinstance(kv, Unknown) else kv.blocks_in(pool)
+    if most > 0:
+        yield f"--max-num-seqs {most}"
     yield "use more cards (--tensor-parallel-size)"
 
 

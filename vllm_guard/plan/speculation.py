@@ -49,7 +49,9 @@ def speculation(command: Command) -> Speculation | Unknown | None:
     if strange is not None:
         return Unknown(f"speculation with {strange[:40]} is not modelled")
     model, revision = values.get("model"), values.get("revision")
-    method = values.get("method", "ngram" if model in {"ngram", "[ngram]"} else None if model is None else "draft_model")
+    method = values.get("method")
+    if method is None and model is not None:
+        method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     tokens = values.get("num_speculative_tokens")
     if tokens is None and method == "suffix":
         tokens = values.get("suffix_decoding_max_tree_depth", _SUFFIX_TREE_DEPTH)
@@ -78,7 +80,7 @@ def _values(command: Command) -> dict[str, Any] | Unknown | None:
     shorthands = {key: command.given[dest].value for dest, key in _SHORTHANDS if dest in command.given and command.given[dest].value is not None}
     if config is None and not shorthands:
         return None
-    values = {key.replace("-", "_"): value for key, value in (config or {}).items()}
+    values = {str(key).replace("-", "_"): value for key, value in (config or {}).items()}
     if not values.keys().isdisjoint(shorthands):
         return Unknown("a flag says what --speculative-config says too")
     return {**values, **shorthands}
