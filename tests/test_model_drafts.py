@@ -158,6 +158,12 @@ def test_a_draft_that_is_not_on_this_disk_says_so() -> None:
     [
         pytest.param("/EAGLE3-LLaMA3.1", EAGLE3, "eagle", id="a name with eagle3"),
         pytest.param("/EAGLE-LLaMA3", LLAMA, "eagle", id="a name with eagle-"),
+        pytest.param(
+            "/x-speculator.eagle3",
+            {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "transformer_layer_config": {**ATTENTION, "num_hidden_layers": 1}},
+            "eagle",
+            id="a layer that the speculators library wrote",
+        ),
         pytest.param("/d", {**LLAMA, "model_type": "medusa"}, "heads", id="a config of Medusa"),
         pytest.param("/d", LLAMA, "model", id="any other model"),
     ],

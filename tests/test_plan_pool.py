@@ -190,8 +190,16 @@ class TestSpeculation:
     DRAFT = ("--speculative-config", '{"model": "d", "num_speculative_tokens": 4}')
     # A layer of EAGLE 3 keeps 4 KiB a token, one 32nd of the model's 128.
     LAYER: ClassVar[dict[str, Any]] = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "intermediate_size": 14_336, "vocab_size": 128_256,
-        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "vocab_size": 128_256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
     }
 
     def drafted(self, *, weigh: bool = True, **more: Any) -> Checkpoint:

@@ -72,17 +72,26 @@ def draft_of(method: str, name: str | None, tokens: int, target: Checkpoint, ten
         return further or (Draft(kind, tokens) if kind in {"nothing", "further"} else Unknown(f"speculation with the method {method} is not modelled"))
     if not isinstance(target.draft, Checkpoint):
         return Unknown(f"the draft model: {target.draft.because if isinstance(target.draft, UnknownCheckpoint) else 'it was not read'}")
-    text = Fields(target.draft.config)
+    checkpoint = replace(target.draft, config=_plain(target.draft.config))
+    text = Fields(checkpoint.config)
     architecture = next(iter(text.words("architectures")), "")
     found = _detected(method, name, text.kind)
     kind = _METHODS.get(found)
     if kind == "heads":
         return Draft(kind, tokens)
     if kind == "eagle" and architecture in _EAGLES[found] and text.kind == "llama":
-        return Draft(kind, tokens, target.draft, tensor_parallel_size)
+        return Draft(kind, tokens, checkpoint, tensor_parallel_size)
     if kind == "model" and architecture.endswith("ForCausalLM") and "eagle" not in architecture.lower() and text.kind in _PLAIN_DRAFTS:
-        return Draft(kind, tokens, target.draft, tensor_parallel_size)
+        return Draft(kind, tokens, checkpoint, tensor_parallel_size)
     return Unknown(f"a draft of the kind {found} and the architecture {architecture[:60] or 'without a name'} is not modelled")
+
+
+def _plain(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of an EAGLE 3 layer where the speculators library wrote it (transformers_utils/configs/speculators/algos.py); any other as it is."""
+    layer = config.get("transformer_layer_config")
+    if config.get("speculators_model_type") != "eagle3" or not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
+        return config
+    return {**layer, "model_type": "llama", "architectures": ["Eagle3LlamaForCausalLM"], "draft_vocab_size": config.get("draft_vocab_size")}
 
 
 def _detected(method: str, name: str, model_type: str) -> str:
