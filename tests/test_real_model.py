@@ -21,9 +21,19 @@ def one_sequence(document: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("blocks", "outcome"), [pytest.param(2, "fail", id="one block short"), pytest.param(3, "pass", id="with that block")])
-def test_a_pool_of_given_bytes_is_judged_as_vllm_does(world: World, blocks: int, outcome: str) -> None:
-    """The prediction first, then plain vLLM."""
-    pool = ("--kv-cache-memory-bytes", str(blocks * BLOCK_BYTES))
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        pytest.param(None, 1, id="alone"),
+        pytest.param("ngram", 1, id="speculating by n-grams"),
+        pytest.param("draft_model", 2, id="with itself as its draft"),
+    ],
+)
+def test_a_pool_of_given_bytes_is_judged_as_vllm_does(world: World, method: str | None, models: int, blocks: int, outcome: str) -> None:
+    """The prediction first, then plain vLLM. A draft like the model takes as much again of every token."""
+    block_bytes = models * BLOCK_BYTES
+    speculation = () if method is None else ("--spec-method", method, "--spec-tokens", "2", *(("--spec-model", str(world.model)) if models > 1 else ()))
+    pool = ("--kv-cache-memory-bytes", str(blocks * block_bytes), *speculation)
     document: dict[str, Any] = world.guard_check(*pool)
 
     assert outcome == one_sequence(document)
@@ -35,5 +45,5 @@ def test_a_pool_of_given_bytes_is_judged_as_vllm_does(world: World, blocks: int,
             server.wait_until_ready()
             printed = PRINTED.search(server.text())
             assert printed is not None
-            assert document["demand"]["kv_bytes_per_token"]["likely"] * int(printed[1].replace(",", "")) == blocks * BLOCK_BYTES
+            assert document["demand"]["kv_bytes_per_token"]["likely"] * int(printed[1].replace(",", "")) == blocks * block_bytes
             assert server.terminate() == 0
