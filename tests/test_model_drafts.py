@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pytest
 from builders import stored
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vllm_guard.facts import Release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
@@ -360,3 +362,35 @@ def test_experts_of_a_further_layer_are_dealt_to_all_replicas(name: str) -> None
     headers = Headers((*stored(SMALL).tensors, Tensor(name, "BF16", (32, 64), 4096)))
 
     assert 1024 == weighed(config, headers, parallel, predicts_further=True).low - weighed(config, headers, parallel).low
+
+
+@given(
+    st.sampled_from(["model", "eagle"]),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.sampled_from([READ, Release(0, 21), None]),
+    st.sampled_from([64, 128, 256]),
+)
+def test_bounds_stay_in_order_and_a_draft_lowers_none(kind: str, ranks: int, stages: int, release: Release | None, words: int) -> None:
+    """Whatever is drafted, on however many ranks."""
+    parallel = Parallel(tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    found = both(small_draft(kind, draft_vocab_size=words), parallel, release=release)
+    alone = weighed(SMALL, stored(SMALL), parallel, release=release)
+
+    assert isinstance(found, WeightBytes)
+    assert found.low <= found.likely <= found.high
+    assert alone.low <= found.low
+    assert alone.high <= found.high
+    assert found.likely == sum(size for _, size in found.parts)
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.sampled_from([16, 32, 64]), st.integers(1, 4))
+def test_where_all_see_everything_a_token_costs_what_both_models_keep(layers: int, heads: int, size: int, ranks: int) -> None:
+    """Two bytes of a key and of a value for every head of this rank."""
+    draft = {**LLAMA, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": size}
+    held = joined(LLAMA, drafted(LLAMA, "draft_model", draft))
+    assert isinstance(held, KvLayers)
+    cache = kv_cache(held, KvSetting(READ, max_model_len=64, max_num_batched_tokens=64, tensor_parallel_size=ranks))
+
+    assert isinstance(cache, KvCache)
+    assert 4 * 4 * 32 * max(1, 2 // ranks) + layers * 4 * size * max(1, heads // ranks) == cache.bytes_per_token

@@ -90,10 +90,10 @@ def _draft(command: Command, checkpoint: Checkpoint, release: Release | None) ->
 def _peak(config: Mapping[str, Any], draft: Draft, run: ProfileRun) -> Band | Unknown:
     """The peak of the model; with speculation that of the draft comes on top, and twice the rows of logits, both at the upper end only."""
     peak = activation_peak(config, run)
+    if isinstance(peak, Unknown) or not draft.tokens:
+        return peak
     beside = Band(0, 0, 0) if draft.checkpoint is None else activation_peak(draft.checkpoint.config, run)
-    if isinstance(peak, Unknown) or isinstance(beside, Unknown) or not draft.tokens:
-        return peak if isinstance(peak, Unknown) or not draft.tokens else beside
-    return replace(peak, high=2 * peak.high + beside.high)
+    return beside if isinstance(beside, Unknown) else replace(peak, high=2 * peak.high + beside.high)
 
 
 def _weights(command: Command, checkpoint: Checkpoint, traits: ModelTraits, parallel: Parallel, release: Release | None, draft: Draft) -> WeightBytes | Unknown:
