@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def write_shard(path: Path, header: object, data_bytes: int, *, length: int | No
     return path
 
 
-def stored(config: dict[str, Any], dtype: str = "BF16", width: int = 2) -> Headers:
+def stored(config: Mapping[str, Any], dtype: str = "BF16", width: int = 2) -> Headers:
     """The tensors that a checkpoint of this config holds, with norms, in the usual names."""
     layers, hidden, inner = config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"] * config["head_dim"]

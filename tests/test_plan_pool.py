@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from builders import change, checkpoint, cpu_facts, facts, gate, gpu, judge, launched, refused
+from builders import change, checkpoint, cpu_facts, facts, gate, gpu, judge, launched, refused, stored
 
-from vllm_guard.model.checkpoint import Checkpoint
+from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.files import read_model
+from vllm_guard.model.tensors import Headers, Tensor
+from vllm_guard.model.unknown import Unknown
+from vllm_guard.plan.decision import Decision, Launch, Refusal
+from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
 from vllm_guard.render.document import decision_document
 from vllm_guard.render.text import verdict_line
-from vllm_guard.units import GIB, MIB, ExitCode
+from vllm_guard.units import GIB, MIB, ExitCode, ceil_mib
 
 # Llama 3.1 8B: 32 layers, 8 KV heads of 128, 128 KiB of KV a token.
 LLAMA: dict[str, Any] = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
@@ -171,11 +175,144 @@ def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path) -
 
 
 def test_an_overridden_config_proves_nothing() -> None:
-    """--hf-overrides and a draft model are not modelled: unknown, never a guess."""
+    """--hf-overrides and a speculative config without a method are not modelled: unknown, never a guess."""
     for argv in (("--hf-overrides", '{"num_hidden_layers": 2}'), ("--speculative-config", '{"num_speculative_tokens": 3}')):
         decision = judge(facts(RTX_4090), *argv, model=llama())
 
         assert ("unknown", "unknown") == (gate(decision, "cache_blocks"), gate(decision, "one_sequence"))
+
+
+class TestSpeculation:
+    """Draft models beside Llama 3.1 8B on a card of 24 GiB."""
+
+    NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+    EAGLE = ("--speculative-config", '{"method": "eagle3", "model": "e", "num_speculative_tokens": 4}')
+    DRAFT = ("--speculative-config", '{"model": "d", "num_speculative_tokens": 4}')
+    # A layer of EAGLE 3 keeps 4 KiB a token, one 32nd of the model's 128.
+    LAYER: ClassVar[dict[str, Any]] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "vocab_size": 128_256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    }
+
+    def drafted(self, *, weigh: bool = True, **more: Any) -> Checkpoint:
+        """The model and its draft, with headers or without."""
+        config = {**self.LAYER, **more}
+        return replace(llama(), draft=Checkpoint("/d", config, None, headers=stored(config) if weigh else None))
+
+    @staticmethod
+    def demand(decision: Decision) -> Demand:
+        """What was weighed."""
+        assert isinstance(decision, Launch | Refusal)
+        assert decision.assessment.demand is not None
+        return decision.assessment.demand
+
+    @pytest.mark.parametrize("version", ["0.32.0", "0.33.0", "0.21.0"])
+    def test_methods_without_a_model_change_neither_weights_nor_cache(self, version: str) -> None:
+        """In any release; the activations are less certain."""
+        world = facts(RTX_4090, version=version)
+        plain, speculating = (self.demand(judge(world, "--max-model-len", "4096", *argv, model=llama())) for argv in ((), self.NGRAM))
+
+        assert (plain.weights, plain.cuda_graphs.low) == (speculating.weights, speculating.cuda_graphs.low)
+        assert not isinstance(plain.kv, Unknown)
+        assert not isinstance(speculating.kv, Unknown)
+        assert (plain.kv.bytes_per_token, plain.kv.tested_bytes, 4) == (
+            speculating.kv.bytes_per_token,
+            speculating.kv.tested_bytes,
+            speculating.kv.setting.speculative_tokens,
+        )
+        assert not isinstance(plain.activation, Unknown)
+        assert not isinstance(speculating.activation, Unknown)
+        assert (plain.activation.low, 2 * plain.activation.high) == (speculating.activation.low, speculating.activation.high)
+
+    def test_a_sequence_that_no_pool_can_hold_is_refused_with_speculation_too(self) -> None:
+        """131072 tokens take 16 GiB, and half a GiB more with a draft layer."""
+        for argv, need_mib in ((self.NGRAM, 16_384 + 2), (self.EAGLE, 16_896 + 2 + 1)):
+            refusal = refused(judge(facts(RTX_4090), *argv, model=self.drafted()))
+
+            assert "context_too_long" == refusal.reason
+            assert need_mib == ceil_mib(refusal.need_bytes)
+
+    def test_a_draft_layer_keeps_its_share_of_every_token(self) -> None:
+        """132 KiB a token, and its weights count."""
+        demand = self.demand(judge(facts(RTX_4090), "--max-model-len", "4096", *self.EAGLE, model=self.drafted()))
+        plain = self.demand(judge(facts(RTX_4090), "--max-model-len", "4096", model=llama()))
+
+        assert not isinstance(demand.kv, Unknown)
+        assert 132 * 1024 == demand.kv.bytes_per_token
+        assert not isinstance(demand.weights, Unknown)
+        assert not isinstance(plain.weights, Unknown)
+        layer_bytes = (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096) * 2
+        assert layer_bytes == demand.weights.low - plain.weights.low
+
+    @pytest.mark.parametrize(
+        ("argv", "model", "weights", "kv"),
+        [
+            pytest.param(EAGLE, replace(llama(), draft=UnknownCheckpoint("'e' is not on this disk yet")), "on this disk", "on this disk", id="not here"),
+            pytest.param(DRAFT, llama(), "not read", "not read", id="not read"),
+            pytest.param(("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'), llama(), "further", "further", id="no further layer"),
+            pytest.param(NGRAM, llama(speculators_config={}), "names its model", "names its model", id="a draft in the place of the model"),
+            pytest.param((*NGRAM, "--hf-config-path", "/x"), llama(), "hf-config-path", "hf-config-path", id="another config"),
+        ],
+    )
+    def test_a_draft_that_is_not_known_is_said_and_refuses_nothing(self, argv: tuple[str, ...], model: Checkpoint, weights: str, kv: str) -> None:
+        """Both are unknown, with the reason."""
+        decision = judge(facts(gpu(total_mib=12_288, free_mib=12_200, reserved_mib=60)), *argv, model=replace(model, weight_files_bytes=None))
+        demand = self.demand(decision)
+
+        assert isinstance(demand.weights, Unknown)
+        assert isinstance(demand.kv, Unknown)
+        assert weights in demand.weights.because
+        assert kv in demand.kv.because
+        assert "fail" not in {gate(decision, "cache_blocks"), gate(decision, "one_sequence")}
+
+    def test_a_draft_without_headers_leaves_the_cache_known(self) -> None:
+        """Its config says what it keeps, not what it weighs."""
+        demand = self.demand(judge(facts(RTX_4090), "--max-model-len", "4096", *self.EAGLE, model=self.drafted(weigh=False)))
+
+        assert isinstance(demand.weights, Unknown)
+        assert not isinstance(demand.kv, Unknown)
+
+    @pytest.mark.parametrize(
+        ("argv", "batches"),
+        [
+            pytest.param((), 2, id="without speculation"),
+            pytest.param(NGRAM, 1, id="n-grams, which switch asynchronous scheduling off"),
+            pytest.param(("--speculative-config", '{"method": "ngram_gpu", "num_speculative_tokens": 4}'), 2, id="n-grams on the GPU, which do not"),
+            pytest.param(EAGLE, 2, id="EAGLE"),
+            pytest.param(
+                ("--speculative-config", '{"method": "eagle3", "model": "e", "num_speculative_tokens": 4, "disable_padded_drafter_batch": true}'),
+                1,
+                id="EAGLE with batches that are not padded",
+            ),
+        ],
+    )
+    def test_steps_overlap_as_with_this_method(self, argv: tuple[str, ...], batches: int) -> None:
+        """What windows need follows from it; asking too much would refuse a start that works."""
+        kv = self.demand(judge(facts(RTX_4090), "--max-model-len", "4096", *argv, model=self.drafted())).kv
+
+        assert not isinstance(kv, Unknown)
+        assert batches == kv.setting.concurrent_batches
+
+    def test_the_further_layer_of_a_model_is_weighed_and_kept(self) -> None:
+        """GLM: one layer more."""
+        glm = {**self.LAYER, "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "num_hidden_layers": 4, "num_nextn_predict_layers": 1}
+        headers = Headers((*stored(glm).tensors, Tensor("model.layers.4.mlp.up_proj.weight", "BF16", (14_336, 4096), 14_336 * 8192)))
+        argv = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}', "--max-model-len", "4096")
+        plain, further = (self.demand(judge(facts(RTX_4090), *each, model=Checkpoint("/m", glm, None, headers=headers))) for each in (argv[2:], argv))
+
+        assert not isinstance(plain.weights, Unknown)
+        assert not isinstance(further.weights, Unknown)
+        assert 14_336 * 8192 == further.weights.low - plain.weights.low
+        assert not isinstance(further.kv, Unknown)
+        assert 5 * 4096 == further.kv.bytes_per_token
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,31 @@ def test_a_pool_with_that_block_serves_what_was_predicted(world: World, tmp_path
         status, answer = server.request("POST", "/v1/completions", {"model": str(world.model), "prompt": "hello", "max_tokens": 4, "ignore_eos": True})
         assert status == 200, answer
         assert server.terminate() == 0
+
+
+@pytest.mark.parametrize(("blocks", "outcome"), [pytest.param(2, "fail", id="one block short"), pytest.param(3, "pass", id="with that block")])
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        pytest.param("ngram", 1, id="speculating by n-grams"),
+        pytest.param("draft_model", 2, id="with itself as its draft"),
+    ],
+)
+def test_a_pool_beside_a_draft_is_judged_as_vllm_does(world: World, method: str, models: int, blocks: int, outcome: str) -> None:
+    """The prediction first, then plain vLLM. A draft like the model takes as much again of every token."""
+    block_bytes = models * 64 * 1024  # two layers, two KV heads of 32, 16 bits, 128 tokens
+    speculation = ("--spec-method", method, "--spec-tokens", "2", *(("--spec-model", str(world.model)) if models > 1 else ()))
+    pool = ("--kv-cache-memory-bytes", str(blocks * block_bytes), *speculation)
+    document: dict[str, Any] = world.guard_check(*pool)
+
+    assert outcome == one_sequence(document)[0]
+    with world.vllm_serve(*pool) as server:
+        if outcome == "fail":
+            assert server.wait_until_ended() == 1
+            assert "To serve at least one request with the model's max seq len (256)" in server.text()
+        else:
+            server.wait_until_ready()
+            printed = PRINTED.search(server.text())
+            assert printed is not None
+            assert document["demand"]["kv_bytes_per_token"]["likely"] * int(printed[1].replace(",", "")) == blocks * block_bytes
+            assert server.terminate() == 0

@@ -22,6 +22,7 @@ from vllm_guard.plan.decide import decide, untouched
 from vllm_guard.plan.decision import Decision, Launch
 from vllm_guard.plan.foreign import restrain
 from vllm_guard.plan.policy import Policy
+from vllm_guard.plan.speculation import Speculation, speculation
 
 _LARGEST_CONFIG_BYTES: Final = 1 << 20
 
@@ -110,7 +111,16 @@ def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, 
         checkpoint = ask_hub(command.model or "", command.text("revision"), command.text("hf_token"), environ)
         if isinstance(checkpoint, UnknownCheckpoint):
             command = replace(command, warnings=(*command.warnings, Warn("model_unknown", checkpoint.because)))
+    checkpoint = _with_draft(checkpoint, command, environ)
     return Subject(vllm, release, launcher.prefix, command, checkpoint, environ)
+
+
+def _with_draft(checkpoint: Checkpoint | UnknownCheckpoint, command: Command, environ: Mapping[str, str]) -> Checkpoint | UnknownCheckpoint:
+    """The model, and with it the draft model of speculative decoding."""
+    asked = speculation(command)
+    if isinstance(checkpoint, UnknownCheckpoint) or not isinstance(asked, Speculation) or asked.model is None:
+        return checkpoint
+    return replace(checkpoint, draft=read_model(asked.model, asked.revision, command.text("download_dir"), environ))
 
 
 def _vllm(words: tuple[str, ...] | None, missing: LaunchError | None, install: Install | None, version_setting: str | None) -> Vllm:

@@ -11,7 +11,10 @@ from vllm_guard.model.tensors import Headers
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the model's folder says. `weight_files_bytes` is the smaller of the index's total and the sizes of the shards that it names, None when unknown."""
+    """What the model's folder says. `weight_files_bytes` is the smaller of the index's total and the sizes of the shards that it names, None when unknown.
+
+    `draft` is what was found of the draft model of speculative decoding, None without one.
+    """
 
     folder: str
     config: Mapping[str, Any]
@@ -20,6 +23,7 @@ class Checkpoint:
     sentence_transformers: bool = False
     tokenizer_max_length: int | None = None
     headers: Headers | None = None
+    draft: Checkpoint | UnknownCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Dealer:
             # Not every tower is sharded, and what has no known name may not be loaded at all.
             low, likely, _ = _dealt(lot, 1 if rule.dealing == "whole" or self.parallel.mm_encoder_tp_mode == "data" else _EVENLY, ranks)
             return 0 if rule.dealing == "unclear" else low, likely, lot.high
-        keys = self.key_heads[lot.layer] if lot.layer is not None and lot.layer < self.layers else 1
+        keys = self.key_heads[lot.layer] if lot.layer is not None and lot.layer < self.layers else max(self.key_heads, default=1) if rule.further else 1
         if rule.dealing == "keys":
             return _dealt(lot, keys, ranks)
         if rule.dealing == "fused":

@@ -47,6 +47,11 @@ class KvCache:
         return -(-self.bytes_per_block * count // self.block_size)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether recurrent layers keep a state of every request."""
+        return any(group.page.kind == "state" for group in self.plan.groups)
+
+    @property
     def null_block_bytes(self) -> int:
         """The block that the pool always holds back and that the check leaves out from 0.30."""
         return self.bytes_per_block if self.setting.since(0, 30) else 0

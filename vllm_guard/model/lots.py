@@ -12,7 +12,7 @@ from vllm_guard.model.config import text_config
 from vllm_guard.model.fields import Fields
 from vllm_guard.model.matrix import Matrix
 from vllm_guard.model.parameters import decoder, further_layer, tied
-from vllm_guard.model.placement import Rule, layer_of, rule_of
+from vllm_guard.model.placement import Rule, further_rule, layer_of, rule_of
 from vllm_guard.model.storage import Scheme
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.towers import Modality, modalities, towers
@@ -52,7 +52,7 @@ class Wanted:
 
     def loads(self, rule: Rule) -> bool:
         """Whether this part is loaded at all."""
-        if rule.part == "further tokens":
+        if rule.further:
             return self.predicts_further
         return rule.part not in self.skipped and not (rule.part == "lm_head" and self.pooling)
 
@@ -64,19 +64,20 @@ def stored_lots(headers: Headers, config: Mapping[str, Any], layers: int | None,
     for tensor, count in _alike(headers.tensors):
         rule, layer = rule_of(tensor.name), layer_of(tensor.name)
         if rule.home == "layer" and layer is not None and layers is not None and layer >= layers:
-            rule = _FURTHER
+            rule = further_rule(rule)
         if rule.home == "towers" and rule.part not in described:
             rule = replace(rule, dealing="unclear")  # vLLM builds no tower that the config does not describe
-        has_head |= rule.part == "lm_head"
+        has_head |= rule.part == "lm_head" and not rule.further
         if not wanted.loads(rule) or (one_table and rule.part == "lm_head") or tensor.name.endswith(_NOT_LOADED):
             continue
         total = sums.setdefault((rule, layer if rule.home == "layer" else None), [0, 0, 0])
         for index, size_bytes in enumerate(_loaded_bytes(tensor, rule, wanted)):
-            total[index] += size_bytes * count
+            total[index] += size_bytes * count if index == _HIGH or not rule.shared else 0
     lots = [Lot(rule, layer, *totals) for (rule, layer), totals in sums.items()]
     if not has_head and not one_table and not wanted.pooling:
         # vLLM makes the head all the same; the embeddings have its size.
-        lots += [Lot(_HEAD, None, 0, lot.likely, lot.high) for lot in lots if lot.rule.part == "embeddings" and lot.rule.dealing == "rows"][:1]
+        tables = [lot for lot in lots if lot.rule.part == "embeddings" and lot.rule.dealing == "rows" and not lot.rule.further]
+        lots += [Lot(_HEAD, None, 0, lot.likely, lot.high) for lot in tables[:1]]
     return lots
 
 
@@ -95,7 +96,7 @@ def _alike(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
     return [(tensor, count) for tensor, count in groups.values()]
 
 
-_FURTHER: Final = rule_of("mtp.layers.0.weight")
+_HIGH: Final = 2  # of low, likely and high: tables that are shared are freed again, but not before they were loaded
 _HEAD: Final = rule_of("lm_head.weight")
 
 

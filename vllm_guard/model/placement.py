@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-Part = Literal["embeddings", "lm_head", "attention", "mlp", "experts", "norms", "vision", "audio", "further tokens", "other"]
+Part = Literal["embeddings", "lm_head", "attention", "mlp", "experts", "norms", "vision", "audio", "other"]
 # rows: dealt evenly. keys: by KV heads. fused: queries, keys and values in one matrix. whole: on every rank. unclear: a name that is not known here.
 Dealing = Literal["rows", "keys", "fused", "whole", "unclear"]
 Home = Literal["layer", "first", "last", "towers"]
@@ -15,13 +16,21 @@ Home = Literal["layer", "first", "last", "towers"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a name means. `linear`: a quantization method may make it smaller at load. `buffer`: a scale or index of a quantization method."""
+    """What a name means. `linear`: a quantization method may make it smaller at load. `buffer`: a scale or index of a quantization method.
+    `further`: a part of a layer that predicts further tokens, which the last stage holds.
+    """
 
     part: Part
     dealing: Dealing
     home: Home
     linear: bool = False
     buffer: bool = False
+    further: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether the layer that predicts further tokens takes the model's own instead (v1/worker/gpu/spec_decode/eagle/utils.py load_eagle_model)."""
+        return self.further and self.part in {"embeddings", "lm_head"}
 
 
 # Whole words only: fc1 and conv1d keep theirs.
@@ -68,6 +77,7 @@ _WHOLE: Final = frozenset(
             "g_a_proj",
             "per_layer_input_gate",
         ),
+        *("eh_proj", "input_proj"),
         *("per_layer_projection", "layer_scalar", "fc1_latent_proj", "fc2_latent_proj", "e_score_correction_bias", "correction_bias"),
         *("cross_attn_attn_gate", "cross_attn_mlp_gate"),
     )
@@ -91,6 +101,9 @@ def rule_of(name: str) -> Rule:
 
 
 _LONGEST_NAME: Final = 512
+_FURTHER: Final = frozenset(("mtp", "mtp_layers"))
+# What joins the embedding of the last token and the state before it.
+_JOINS: Final[Mapping[str, Dealing]] = {"fc": "rows", "eh_proj": "whole"}
 
 
 @lru_cache(maxsize=4096)
@@ -98,8 +111,8 @@ def _rule(pattern: str) -> Rule:
     words = pattern.lower().split(".")
     names = frozenset(words)
     buffer = any(mark in words[-1] for mark in _BUFFERS)
-    if "mtp" in names or "mtp_layers" in names:
-        return Rule("further tokens", "rows", "last", linear=not buffer, buffer=buffer)
+    if names & _FURTHER:
+        return further_rule(_inner_rule(words, buffer=buffer))
     # Whisper's encoder has layers of the same names as its decoder.
     if names & _AUDIO or words[:2] == ["model", "encoder"]:
         return Rule("audio", _tower_dealing(words), "towers", buffer=buffer)
@@ -115,6 +128,19 @@ def _rule(pattern: str) -> Rule:
     if module in _FIRST:
         return Rule("embeddings", "whole", "first")
     return Rule("norms", "whole", "last") if _is_norm(module) else Rule("other", "unclear", "last")
+
+
+def further_rule(rule: Rule) -> Rule:
+    """The rule of a name within a layer that predicts further tokens."""
+    return replace(rule, home="last", further=True)
+
+
+def _inner_rule(words: list[str], *, buffer: bool) -> Rule:
+    """A name within such a layer as it would be outside of it: `mtp.layers.0.mlp.up_proj`, `model.mtp_layers.0.mlp.up_proj`."""
+    start = max(index for index, word in enumerate(words) if word in _FURTHER) + 1
+    inner = words[start:] if words[start - 1] == "mtp" else ["layers", *words[start:]]
+    joins = _JOINS.get(inner[0]) if inner else None
+    return _rule(".".join(inner)) if joins is None else Rule("mlp", joins, "last", linear=not buffer, buffer=buffer)
 
 
 def _tower_dealing(words: list[str]) -> Dealing:
@@ -147,6 +173,11 @@ def _layer_rule(words: list[str], names: frozenset[str], *, buffer: bool) -> Rul
     if leaf in _WHOLE or words[-1] in _WHOLE or "act_fn" in names:
         part: Part = "attention" if names & {"self_attn", "attention"} else "mlp"
         return Rule(part, "whole", "layer", linear=not buffer and leaf in _QUANTIZED_WHOLE, buffer=buffer)
-    if any(_is_norm(word) for word in words):
-        return Rule("norms", "whole", "layer")
+    return Rule("norms", "whole", "layer") if any(_is_norm(word) for word in words) else _odd_rule(leaf, names, buffer=buffer)
+
+
+def _odd_rule(leaf: str, names: frozenset[str], *, buffer: bool) -> Rule:
+    """A name that only a layer for further tokens has, or an unknown one."""
+    if leaf == "embed_tokens" or "shared_head" in names:
+        return Rule("lm_head" if "shared_head" in names else "embeddings", "rows", "layer")
     return Rule("other", "unclear", "layer", buffer=buffer)

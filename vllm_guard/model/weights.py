@@ -133,7 +133,7 @@ def _weighed(stages: Sequence[Sequence[Held]], stage: int | None, buffer_bytes: 
     moved = min(loading.cpu_offload_bytes, offloadable)
     # Parameters move one by one until the budget is used up: the last one may lie beyond it.
     most_moved = min(moved + max((held.high for held in movable), default=0), sum(held.low for held in movable)) if moved else 0
-    parts = {part: sum(held.likely for held in holdings if held.lot.rule.part == part) for part in _PARTS}
+    parts = {part: sum(held.likely for held in holdings if _part(held.lot) == part) for part in _PARTS}
     parts["other"] += buffer_bytes
     likely = sum(parts.values()) - moved
     high = sum(held.high for held in holdings) + buffer_bytes - moved
@@ -147,6 +147,10 @@ def _weighed(stages: Sequence[Sequence[Held]], stage: int | None, buffer_bytes: 
         offloadable_bytes=offloadable,
         offloaded_bytes=moved,
     )
+
+
+def _part(lot: Lot) -> str:
+    return "further tokens" if lot.rule.further else lot.rule.part
 
 
 def _is_movable(lot: Lot, release: Release | None) -> bool:

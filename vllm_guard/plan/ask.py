@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from vllm_guard.command.parse import Command
 from vllm_guard.facts import Facts
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits
+from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.batch import BatchAsk
 from vllm_guard.plan.budget import Workload
 from vllm_guard.plan.largest import Weights
@@ -112,6 +114,12 @@ def weights_bounds(command: Command, facts: Facts, model: Checkpoint | UnknownCh
     cast = traits.stored_dtype in {None, "float32"}
     floor = share // 4 if cast and (traits.tied or traits.multimodal) else share // 2
     return Weights(floor_bytes=floor, share_bytes=share // 2 if cast else share)
+
+
+def unmodelled(command: Command, dests: Sequence[str]) -> Unknown | None:
+    """The first of these options that was given, as a reason."""
+    given = next((dest for dest in dests if dest in command.given), None)
+    return None if given is None else Unknown(f"--{given.replace('_', '-')} is not modelled")
 
 
 def explicit_pool_bytes(command: Command, facts: Facts) -> int | None:

@@ -79,6 +79,11 @@ class Case:
         return self.pool_bytes is not None or overridden
 
     @property
+    def max_num_seqs(self) -> int | None:
+        """Requests at once, given or vLLM's own; None where that is not known."""
+        return self.batch.max_num_seqs
+
+    @property
     def length_fits_itself(self) -> bool:
         """Whether `--max-model-len auto` lets vLLM take what fits."""
         return self.command.integer("max_model_len", 0) == _FITS_ITSELF

@@ -14,7 +14,16 @@ from vllm_guard.units import ExitCode
 Outcome = Literal["pass", "fail", "uncertain", "unknown"]
 GateName = Literal["free_memory", "cache_blocks", "one_sequence"]
 Source = Literal["argv", "yaml", "vllm_default", "guard"]
-RefusalReason = Literal["gpu_busy", "model_too_large", "below_min_free", "below_min_kv_cache", "below_min_utilization", "competitors", "context_too_long"]
+RefusalReason = Literal[
+    "gpu_busy",
+    "model_too_large",
+    "below_min_free",
+    "below_min_kv_cache",
+    "below_min_utilization",
+    "competitors",
+    "context_too_long",
+    "too_many_sequences",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the model needs of each GPU beside and inside the KV cache, as far as its files and this release tell."""
+"""What the model needs of each GPU, as far as its files and this release tell."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from vllm_guard.command.parse import Command
 from vllm_guard.facts import Facts, Release, parse_release
 from vllm_guard.model.checkpoint import Checkpoint
 from vllm_guard.model.config import ModelTraits
-from vllm_guard.model.kv_cache import KvCache, kv_cache
-from vllm_guard.model.kv_dtype import stored_kv_cache_dtype
-from vllm_guard.model.kv_layers import KvLayers, read_layers
-from vllm_guard.model.kv_setting import KvSetting
-from vllm_guard.model.kv_shapes import Attention
+from vllm_guard.model.drafts import Draft, draft_of, is_read, with_draft, with_further_layer
 from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.peak import Activation, Band, ProfileRun, activation_peak, cuda_graphs
 from vllm_guard.model.unknown import Unknown
@@ -22,20 +18,16 @@ from vllm_guard.model.weights import Loading, WeightBytes, weigh
 from vllm_guard.plan import ask
 from vllm_guard.plan.capping import BatchPlan
 from vllm_guard.plan.defaults import Behaviour, runs_v2
+from vllm_guard.plan.kv_demand import kv_demand
 from vllm_guard.plan.needs import Demand
+from vllm_guard.plan.speculation import speculation
 from vllm_guard.units import GIB
 
-_FOUR_BYTES: Final = frozenset(("float32", "float"))
-_FLOAT32_BYTES: Final = 4
 _MOST_RANKS: Final = 4096
 _LARGEST_OFFLOAD_GIB: Final = 1 << 20
-# Options whose effect on weights and cache, on the weights alone, or on the cache alone is not modelled.
-_UNMODELLED: Final = ("hf_overrides", "hf_config_path", "speculative_config", "spec_method", "spec_model")
+# Options whose effect on weights and cache, or on the weights alone is not modelled.
+_UNMODELLED: Final = ("hf_overrides", "hf_config_path")
 _WEIGHTS_UNMODELLED: Final = ("quantization_config", "model_loader_extra_config", "offload_backend", "offload_group_size")
-_KV_UNMODELLED: Final = ("disable_sliding_window", "mamba_ssm_cache_dtype", "mamba_cache_mode", "mamba_cache_dtype", "mamba_block_size")
-# What a pipeline stage is asked for was read in 0.15.1 only, between 0.12 and 0.18.1, and is another thing there.
-_PIPELINE_UNKNOWN: Final = (Release(0, 12, 1), Release(0, 18, 1))
-_PIPELINE_KNOWN: Final = Release(0, 15, 1)
 
 
 def gather_demand(
@@ -51,11 +43,9 @@ def gather_demand(
     """The demand of this command on the device type that it runs on; `weighed` are its weights where they are known already."""
     release = parse_release(facts.vllm_version)
     config = checkpoint.config
-    unmodelled = _unmodelled(command, _UNMODELLED)
-    partitioned = bool(facts.environment.get("VLLM_PP_LAYER_PARTITION"))
-    if unmodelled is not None or partitioned or ask.all_ranks(command) > _MOST_RANKS:
-        unknown = unmodelled or Unknown("VLLM_PP_LAYER_PARTITION is not modelled" if partitioned else f"more than {_MOST_RANKS} ranks")
-        return Demand(unknown, unknown, Band(0, 0, 0), unknown)
+    draft = _unreckonable(command, facts, checkpoint) or _draft(command, checkpoint, release)
+    if isinstance(draft, Unknown):
+        return Demand(draft, draft, Band(0, 0, 0), draft)
     tokens, sequences = batch.effective, batch.max_num_seqs
     parallel = Parallel(
         tensor_parallel_size=max(1, command.integer("tensor_parallel_size", 1)),
@@ -69,30 +59,66 @@ def gather_demand(
     activation: Activation | Unknown = Unknown("the batch budget is not known")
     if tokens is not None and sequences is not None:
         run = ProfileRun(tokens, sequences, parallel.tensor_parallel_size, v2, not ask.is_pooling(command, traits), traits.multimodal, cpu)
-        activation = activation_peak(config, run)
+        activation = _peak(config, draft, run)
     counted = not cpu and all(row.graphs_outside == "never" or (row.graphs_outside == "v2_runner" and not v2) for row in rows)
+    graphs = cuda_graphs(counted=counted, enforce_eager=command.flag("enforce_eager") is True)
     return Demand(
-        weights=weighed or _weights(command, checkpoint, traits, parallel, release),
+        weights=weighed or _weights(command, checkpoint, traits, parallel, release, draft),
         activation=activation,
-        cuda_graphs=cuda_graphs(counted=counted, enforce_eager=command.flag("enforce_eager") is True),
-        kv=_kv(command, facts, config, release, parallel, tokens, max_model_len, pooling=ask.is_pooling(command, traits)),
+        cuda_graphs=replace(graphs, high=2 * graphs.high) if draft.tokens else graphs,  # the draft has graphs of its own
+        kv=kv_demand(command, facts, config, draft, parallel, tokens, max_model_len, pooling=ask.is_pooling(command, traits)),
     )
 
 
-def _unmodelled(command: Command, dests: Sequence[str]) -> Unknown | None:
-    given = next((dest for dest in dests if dest in command.given), None)
-    return None if given is None else Unknown(f"--{given.replace('_', '-')} is not modelled")
+def _unreckonable(command: Command, facts: Facts, checkpoint: Checkpoint) -> Unknown | None:
+    """Why neither weights nor cache can be told."""
+    if facts.environment.get("VLLM_PP_LAYER_PARTITION"):
+        return Unknown("VLLM_PP_LAYER_PARTITION is not modelled")
+    if ask.all_ranks(command) > _MOST_RANKS:
+        return Unknown(f"more than {_MOST_RANKS} ranks")
+    if "speculators_config" in checkpoint.config:  # transformers_utils/config.py maybe_override_with_speculators
+        return Unknown("this checkpoint is a draft, which names its model itself")
+    return ask.unmodelled(command, _UNMODELLED)
 
 
-def _weights(command: Command, checkpoint: Checkpoint, traits: ModelTraits, parallel: Parallel, release: Release | None) -> WeightBytes | Unknown:
+def _draft(command: Command, checkpoint: Checkpoint, release: Release | None) -> Draft | Unknown:
+    """The draft of the speculation that was asked for; nothing of no tokens without one."""
+    asked = speculation(command)
+    if asked is None or isinstance(asked, Unknown):
+        return asked or Draft("nothing", 0)
+    draft = draft_of(asked.method, asked.model, asked.tokens, checkpoint, asked.draft_tensor_parallel_size)
+    if isinstance(draft, Unknown):
+        return draft
+    # Whether asynchronous scheduling stays on (config/vllm.py of 0.32.0); one step at a time is the smaller need where that was not read.
+    overlaps = is_read(release) and asked.padded and (draft.kind in {"further", "model", "eagle"} or asked.method == "ngram_gpu")
+    return replace(draft, overlaps=overlaps)
+
+
+def _peak(config: Mapping[str, Any], draft: Draft, run: ProfileRun) -> Activation | Unknown:
+    """The peak of the model; with speculation that of the draft comes on top, and twice the rows of logits, both at the upper end only."""
+    peak = activation_peak(config, run)
+    if isinstance(peak, Unknown) or not draft.tokens:
+        return peak
+    beside = Band(0, 0, 0) if draft.checkpoint is None else activation_peak(draft.checkpoint.config, run)
+    return beside if isinstance(beside, Unknown) else replace(peak, high=2 * peak.high + beside.high)
+
+
+def _weights(command: Command, checkpoint: Checkpoint, traits: ModelTraits, parallel: Parallel, release: Release | None, draft: Draft) -> WeightBytes | Unknown:
     offload = command.number("cpu_offload_gb") or 0
     if not 0 <= offload <= _LARGEST_OFFLOAD_GIB:
         return Unknown("--cpu-offload-gb is no size")
-    unmodelled = _unmodelled(command, _WEIGHTS_UNMODELLED)
+    unmodelled = ask.unmodelled(command, _WEIGHTS_UNMODELLED)
     if unmodelled is not None:
         return unmodelled
-    weighed = weigh(checkpoint.config, checkpoint.headers, parallel, _loading(command, traits, release, int(offload * GIB)))
-    return weighed if isinstance(weighed, Unknown) else _cautious(weighed, command, checkpoint, traits)
+    loading = _loading(command, traits, release, int(offload * GIB))
+    plain = weigh(checkpoint.config, checkpoint.headers, parallel, loading)
+    weighed = plain
+    if draft.kind == "further":
+        further = weigh(checkpoint.config, checkpoint.headers, parallel, replace(loading, predicts_further=True))
+        weighed = further if isinstance(further, Unknown) else with_further_layer(further, plain, release)
+    if isinstance(weighed, Unknown):
+        return weighed
+    return with_draft(_cautious(weighed, command, checkpoint, traits), draft, parallel, loading)
 
 
 def _cautious(weights: WeightBytes, command: Command, checkpoint: Checkpoint, traits: ModelTraits) -> WeightBytes:
@@ -130,63 +156,3 @@ def _count(limit: object) -> int | None:
     """A limit of items, which may stand in an object with more about them."""
     count = limit.get("count") if isinstance(limit, dict) else limit
     return count if isinstance(count, int) else None
-
-
-def _kv(
-    command: Command,
-    facts: Facts,
-    config: Mapping[str, Any],
-    release: Release | None,
-    parallel: Parallel,
-    tokens: int | None,
-    max_model_len: int | None,
-    *,
-    pooling: bool,
-) -> KvCache | Unknown:
-    if max_model_len is None or tokens is None:
-        return Unknown("the length of a sequence is not known" if max_model_len is None else "the batch budget is not known")
-    unmodelled = _unmodelled(command, _KV_UNMODELLED)
-    if unmodelled is not None:
-        return unmodelled
-    first, last = _PIPELINE_UNKNOWN
-    if parallel.pipeline_parallel_size > 1 and release is not None and first <= release < last and release != _PIPELINE_KNOWN:
-        return Unknown(f"what vLLM {release} asks of a pipeline stage is not known")
-    layers = read_layers(config, release)
-    if isinstance(layers, Unknown):
-        return layers
-    instructed = _left_to_the_processor(layers) if facts.vllm_device == "cpu" else None
-    if instructed is not None:
-        return instructed
-    asked = command.text("kv_cache_dtype") or "auto"
-    # Asynchronous scheduling is the default of the multiprocessing executor, and never of the CPU build and of pooling models (config/vllm.py).
-    one_at_a_time = facts.vllm_device == "cpu" or pooling or command.flag("async_scheduling") is False or "distributed_executor_backend" in command.given
-    setting = KvSetting(
-        release=release,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=tokens,
-        model_bytes=4 if command.text("dtype") in _FOUR_BYTES else 2,
-        kv_cache_dtype=stored_kv_cache_dtype(config, release) if asked == "auto" else asked,
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
-        block_size=command.integer("block_size", None) or (128 if facts.vllm_device == "cpu" else None),
-        concurrent_batches=1 if one_at_a_time else 2,
-        enable_prefix_caching=command.flag("enable_prefix_caching"),
-        hybrid_kv_cache_manager=False if command.flag("disable_hybrid_kv_cache_manager") else None,
-        context_parallel=any(command.integer(dest, 1) > 1 for dest in ("decode_context_parallel_size", "prefill_context_parallel_size")),
-    )
-    return kv_cache(layers, setting)
-
-
-def _left_to_the_processor(layers: KvLayers) -> Unknown | None:
-    """What the CPU build decides by the instructions of the processor, which are not read here; None where nothing depends on them.
-
-    It keeps recurrent states in float32 where there is AVX512-BF16, and elsewhere in what the config or the model's dtype says; it cuts latent attention into
-    blocks of 16 tokens where there is no AMX, whatever was asked for (platforms/cpu.py check_and_update_config, 0.32.0).
-    """
-    for layer in layers.layers:
-        if isinstance(layer, Attention):
-            if layer.kind == "mla":
-                return Unknown("on a CPU the blocks of latent attention depend on the processor")
-        elif layer.recurrent_values and layer.recurrent_bytes != _FLOAT32_BYTES:
-            return Unknown("on a CPU the size of recurrent states depends on the processor")
-    return None

@@ -24,7 +24,7 @@ def fixes_for(case: Case, reason: RefusalReason, room: Room, need_free_bytes: in
 
 
 def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: int) -> Iterator[str]:
-    if reason == "context_too_long":
+    if reason in {"context_too_long", "too_many_sequences"}:
         yield from smaller_requests(case)
         yield "use more cards (--tensor-parallel-size)"
         return

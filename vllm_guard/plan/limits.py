@@ -7,6 +7,7 @@ from vllm_guard.plan.budget import cuda_total_bytes
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.choice import NoRoom
 from vllm_guard.plan.decision import Need, RefusalReason
+from vllm_guard.plan.state_blocks import NEED as STATES
 from vllm_guard.units import requested_bytes
 
 
@@ -48,6 +49,8 @@ def reason_of(case: Case, short: NoRoom) -> RefusalReason:
     floor = case.weights_floor_bytes
     if floor + each.start_overhead.low > each.device.nvml_total_bytes:
         return "model_too_large"
+    if short.needs[0].name.startswith(STATES):
+        return "too_many_sequences"
     if short.needs[0].name == "min_utilization":
         return "below_min_utilization"
     left = short.have_bytes if short.capped else each.left_bytes(outside_bytes=0, margin_bytes=each.margin_bytes)

@@ -10,9 +10,16 @@ from vllm_guard.plan import gates, pool
 from vllm_guard.plan.budget import Room
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import Gate
+from vllm_guard.plan.state_blocks import with_states
 
 
 def pool_gates(case: Case, budgets_bytes: Sequence[int]) -> tuple[Gate, Gate]:
+    """Gates 2 and 3, the second with what recurrent layers ask of it."""
+    gate2, gate3 = _gates_of_the_pool(case, budgets_bytes)
+    return with_states(case, gate2, budgets_bytes), gate3
+
+
+def _gates_of_the_pool(case: Case, budgets_bytes: Sequence[int]) -> tuple[Gate, Gate]:
     """Gates 2 and 3 at these budgets; for a pool that is given, its bytes against what is free and against one sequence."""
     judged = pool.Judged(case.chosen.world, case.chosen.interchangeable, case.assumed)
     shortest = case.length_fits_itself

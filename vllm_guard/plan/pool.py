@@ -49,7 +49,7 @@ def pool_band(demand: Demand, budget_bytes: int, floor_bytes: int) -> tuple[Band
 def cache_blocks(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int, judged: Judged) -> Gate:
     """Gate 2 on the device whose budget is smallest: the pool must hold more than the block that is held back (v1/core/kv_cache_utils.py)."""
     held_back = 0 if isinstance(demand.kv, Unknown) else demand.kv.null_block_bytes
-    outcomes = [_outcome(pool_band(demand, budget, floor_bytes), held_back + 1) for budget in budgets_bytes]
+    outcomes = [outcome_of(pool_band(demand, budget, floor_bytes), held_back + 1) for budget in budgets_bytes]
     tightest = min(budgets_bytes)
     beside = demand.beside_pool
     outcome = judged.together(outcomes)
@@ -65,7 +65,7 @@ def one_sequence(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int,
     if isinstance(demand.kv, Unknown):
         return Gate("one_sequence", "unknown", None, None, demand.kv.because)
     need = _tested_bytes(demand.kv, shortest=shortest)
-    outcomes = [_outcome(pool_band(demand, budget, floor_bytes), need) for budget in budgets_bytes]
+    outcomes = [outcome_of(pool_band(demand, budget, floor_bytes), need) for budget in budgets_bytes]
     pool = pool_band(demand, min(budgets_bytes), floor_bytes)[0]
     return Gate("one_sequence", judged.together(outcomes), pool.likely, need, f"one sequence of {demand.kv.setting.max_model_len} tokens")
 
@@ -83,7 +83,8 @@ def _tested_bytes(kv: KvCache, *, shortest: bool) -> int:
     return (kv.tested_bytes_of(1) if shortest else kv.tested_bytes) + kv.null_block_bytes
 
 
-def _outcome(pool: tuple[Band, bool], need_bytes: int) -> Outcome:
+def outcome_of(pool: tuple[Band, bool], need_bytes: int) -> Outcome:
+    """Whether a pool of these bounds, the lower one known or not, holds a need."""
     band, low_is_known = pool
     if band.high < need_bytes:
         return "fail"

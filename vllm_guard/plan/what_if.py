@@ -31,7 +31,7 @@ def smaller_requests(case: Case) -> Iterator[str]:
         yield from _halved(case, "max_num_batched_tokens", case.batch.effective, max(_LEAST_BATCH, case.batch.max_num_seqs or 0))
     if "max_model_len" not in given:
         yield from _shorter(case, trial)
-    yield from _halved(case, "max_num_seqs", case.batch.max_num_seqs, 1)
+    yield from _fewer(case, trial)
     if "max_model_len" in given:
         yield from _shorter(case, trial)
     kv = case.demand.kv
@@ -53,6 +53,16 @@ def _halved(case: Case, dest: str, now: int | None, least: int) -> Iterator[str]
             yield f"--{dest.replace('_', '-')} {power}"
             return
         power //= 2
+
+
+def _fewer(case: Case, trial: Trial) -> Iterator[str]:
+    """As many sequences as the pool likely has blocks for, where recurrent layers keep a state for each; else the largest power of two that helps."""
+    kv, now = case.demand.kv, case.batch.max_num_seqs or 0
+    blocks = 0 if isinstance(kv, Unknown) or not kv.keeps_states else kv.blocks_in(trial.gates[2].have_bytes or 0)
+    if 0 < blocks < now and _helps(case, "max_num_seqs", blocks):
+        yield f"--max-num-seqs {blocks}"
+    else:
+        yield from _halved(case, "max_num_seqs", now, 1)
 
 
 def _shorter(case: Case, trial: Trial) -> Iterator[str]:

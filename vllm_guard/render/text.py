@@ -110,7 +110,7 @@ def _refusal_summary(refusal: Refusal) -> str:
     short = f"(short by {need - have} MiB)"
     has = f"{label} leaves a budget of {have} MiB" if refusal.capped else f"{label} has {have} MiB free"
     match refusal.reason:
-        case "context_too_long":
+        case "context_too_long" | "too_many_sequences":
             return f"{label} leaves about {have} MiB for the KV cache, {plain(refusal.needs[0].name)} needs {need} MiB {short}"
         case "competitors":
             return _competitors_summary(refusal, label)
