@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from builders import change, checkpoint, cpu_facts, facts, gate, gpu, judge, launched, refused, stored
+from builders import change, checkpoint, cpu_facts, facts, gate, gpu, judge, launched, refused
+from model_files import stored
 
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.files import read_model
