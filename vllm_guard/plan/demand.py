@@ -134,8 +134,6 @@ def _kv(
     *,
     pooling: bool,
 ) -> KvCache | Unknown:
-    if max_model_len is None or tokens is None:
-        return Unknown("the length of a sequence is not known" if max_model_len is None else "the batch budget is not known")
     unmodelled = _unmodelled(command, _KV_UNMODELLED)
     if unmodelled is not None:
         return unmodelled
@@ -145,13 +143,15 @@ def _kv(
     layers = read_layers(config, release)
     if isinstance(layers, Unknown):
         return layers
+    if layers.layers and (max_model_len is None or tokens is None):
+        return Unknown("the length of a sequence is not known" if max_model_len is None else "the batch budget is not known")
     asked = command.text("kv_cache_dtype") or "auto"
     # Asynchronous scheduling is the default of the multiprocessing executor, and never of the CPU build and of pooling models (config/vllm.py).
     one_at_a_time = facts.vllm_device == "cpu" or pooling or command.flag("async_scheduling") is False or "distributed_executor_backend" in command.given
     setting = KvSetting(
         release=release,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=tokens,
+        max_model_len=max_model_len or 1,  # where nothing is kept, that is so for any length and batch
+        max_num_batched_tokens=tokens or 1,
         model_bytes=4 if command.text("dtype") in _FOUR_BYTES else 2,
         kv_cache_dtype=stored_kv_cache_dtype(config, release) if asked == "auto" else asked,
         tensor_parallel_size=parallel.tensor_parallel_size,
