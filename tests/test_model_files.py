@@ -155,7 +155,38 @@ def test_a_hostile_config_is_unknown_and_never_hangs(tmp_path: Path, make: Any) 
     ("config", "release", "expected"),
     [
         pytest.param({"max_position_embeddings": 4096, "seq_length": 2048}, None, 2048, id="the smallest key counts"),
-        pytest.param({}, None, 2048, id="none of the keys"),
+        pytest.param({}, None, None, id="none of the keys and no kind whose default is known"),
+        pytest.param({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, None, 131_072, id="the default of the text part's class"),
+        pytest.param({"model_type": "mamba"}, None, 2048, id="a kind without any length"),
+        pytest.param({"model_type": "llama", "max_seq_len": 4096}, None, 2048, id="the class's default counts beside another key"),
+        pytest.param({"model_type": "gpt_neox", "seq_length": 1024}, None, None, id="beside that of an unfamiliar kind's class"),
+        pytest.param({"model_type": "chatglm", "seq_length": 8192}, None, 8192, id="a kind's own key"),
+        pytest.param({"model_type": "gpt2", "n_positions": 1024}, None, 1024, id="the other name of the usual key"),
+        pytest.param({"model_type": "mamba", "max_seq_len": 4096}, None, 4096, id="a kind without a length that says one"),
+        pytest.param({"max_position_embeddings": 4096, "seq_length": 2048, "model_max_length": 8192}, None, 8192, id="model_max_length beats all"),
+        pytest.param({"max_position_embeddings": 512, "text_config": {"max_position_embeddings": 1024}}, None, 1024, id="beside text_config nothing counts"),
+        pytest.param({"thinker_config": {"text_config": {"max_position_embeddings": 1024}}}, None, 1024, id="inside a thinker's text_config"),
+        pytest.param({"model_type": "embedding_gemma2", "max_position_embeddings": 262_144}, None, None, id="a length that vLLM lowers later"),
+        pytest.param(
+            {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "default", "factor": 4.0}}, None, 16_384, id="a default rope with a factor"
+        ),
+        pytest.param({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": None}}, None, 4096, id="a factor of null is 1"),
+        pytest.param(
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}, "sliding_attention": {"rope_type": "default"}},
+            },
+            None,
+            32_768,
+            id="a rope for each kind of layer",
+        ),
+        pytest.param(
+            {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096, "rope_scaling": {"type": "su"}}, None, 4096, id="su is longrope"
+        ),
+        pytest.param({"max_position_embeddings": 131_072, "rope_scaling": {"type": "longrope"}}, None, 131_072, id="longrope without the original length"),
+        pytest.param(
+            {"model_type": "phi3", "max_position_embeddings": 131_072, "rope_scaling": {"type": "longrope"}}, None, None, id="whose class may have one"
+        ),
         pytest.param({"text_config": {"max_position_embeddings": 1024}}, None, 1024, id="inside text_config"),
         pytest.param({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, None, 16_384, id="linear rope is multiplied"),
         pytest.param({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, None, 4096, id="llama3 is not"),
@@ -175,12 +206,17 @@ def test_a_hostile_config_is_unknown_and_never_hangs(tmp_path: Path, make: Any) 
             {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096, "rope_scaling": {"rope_type": "longrope"}}, None, 4096, id="longrope"
         ),
         pytest.param({"max_position_embeddings": 131_072, "model_type": "gemma3", "rope_scaling": {"factor": 8}}, None, 131_072, id="gemma3"),
-        pytest.param({"max_position_embeddings": True, "n_positions": "many", "seq_len": 1e400}, None, 2048, id="no numbers"),
+        pytest.param({"max_position_embeddings": True, "n_positions": "many", "seq_len": 1e400}, None, None, id="no numbers"),
     ],
 )
-def test_the_length_is_derived_as_vllm_derives_it(config: dict[str, Any], release: Release | None, expected: int) -> None:
+def test_the_length_is_derived_as_vllm_derives_it(config: dict[str, Any], release: Release | None, expected: int | None) -> None:
     """Without a given length."""
     assert expected == derived_max_model_len(config, release)
+
+
+def test_a_further_limit_is_scaled_like_the_configs_own() -> None:
+    """The tokenizer's limit comes before the rope's factor."""
+    assert derived_max_model_len({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}}, None, 1024) == 2048
 
 
 json_values = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,62 @@ def test_the_cpu_build_is_left_alone() -> None:
     settings = launched(judge(cpu_facts(total_mib=6000, free_mib=5900), model=checkpoint())).assessment.settings
 
     assert (2048, 128) == (settings["max_num_batched_tokens"].value, settings["max_num_seqs"].value)
+
+
+def test_a_batch_that_the_cpu_build_overrules_is_not_reported_as_given() -> None:
+    """For models with latent attention it takes a whole sequence and at least 2048, or not, by the kind of CPU."""
+    world = cpu_facts(total_mib=65_536, free_mib=65_000)
+    setting = launched(judge(world, "--max-num-batched-tokens", "4096", model=checkpoint(kv_lora_rank=512))).assessment.settings["max_num_batched_tokens"]
+
+    assert (None, 4096) == (setting.value, setting.given)
+
+
+BERT = {"architectures": ["BertModel"], "max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("argv", "config", "tokens"),
+    [
+        pytest.param((), {}, 2048, id="the default"),
+        pytest.param(("--max-num-seqs", "1"), {"max_position_embeddings": 512}, 512, id="one short sequence"),
+        pytest.param(("--max-num-seqs", "1", "--hf-overrides", '{"a": 1}'), {}, None, id="one sequence of unknown length"),
+        pytest.param(("--hf-overrides", '{"a": 1}'), {}, 2048, id="many sequences of unknown length"),
+        pytest.param(("--no-enable-chunked-prefill", "--hf-overrides", '{"a": 1}'), {}, None, id="unchunked, of unknown length"),
+        pytest.param((), BERT, None, id="a long pooling model may be chunked or not"),
+        pytest.param((), {**BERT, "max_position_embeddings": 512}, 2048, id="a short one is the same either way"),
+        pytest.param(("--enable-chunked-prefill",), BERT, 2048, id="a pooling model that is told to"),
+        pytest.param(("--no-enable-chunked-prefill",), BERT, 8192, id="a pooling model that is told not to"),
+        pytest.param((), {"is_encoder_decoder": True, "max_position_embeddings": 4096}, 4096, id="encoder and decoder"),
+        pytest.param((), {"model_type": "gemma3"}, 2048, id="small items that cannot be split"),
+        pytest.param((), {"model_type": "gemma4"}, None, id="large ones"),
+    ],
+)
+def test_the_batch_follows_the_length(argv: tuple[str, ...], config: dict[str, Any], tokens: int | None) -> None:
+    """As far as the length and the chunking are known."""
+    assert tokens == launched(judge(facts(RTX_4090), *argv, model=checkpoint(**config))).assessment.settings["max_num_batched_tokens"].value
+
+
+@pytest.mark.parametrize(
+    ("version", "argv", "config", "length"),
+    [
+        pytest.param("0.32.0", (), {}, 131_072, id="a model that generates is not bound by its tokenizer"),
+        pytest.param("0.10.2", (), {}, 131_072, id="since 0.10.2"),
+        pytest.param("0.9.2", (), {}, None, id="in 0.9.2 it may be"),
+        pytest.param("0.32.0", (), {"max_position_embeddings": 256}, 256, id="a limit above the length"),
+        pytest.param("0.32.0", (), {**BERT, "position_embedding_type": "absolute"}, 512, id="an encoder with absolute positions"),
+        pytest.param("0.32.0", (), {**BERT, "position_embedding_type": "rope"}, 8192, id="one with others"),
+        pytest.param("0.32.0", (), BERT, None, id="one that does not say"),
+        pytest.param("0.32.0", (), {"architectures": ["LlamaModel"], "position_embedding_type": "absolute"}, None, id="that may generate after all"),
+        pytest.param("0.32.0", ("--max-model-len", "1k"), BERT, 1000, id="a given length"),
+        pytest.param("0.32.0", ("--disable-sliding-window",), {"max_position_embeddings": 256}, None, id="a window that the class may have"),
+        pytest.param("0.32.0", ("--disable-sliding-window",), {"sliding_window": None}, 131_072, id="no window"),
+    ],
+)
+def test_the_length_is_bound_by_the_tokenizer_where_vllm_looks_at_it(version: str, argv: tuple[str, ...], config: dict[str, Any], length: int | None) -> None:
+    """config/model.py get_and_verify_max_len; this tokenizer's limit is 512."""
+    model = replace(checkpoint(**config), tokenizer_max_length=512)
+
+    assert length == launched(judge(facts(version=version), *argv, model=model)).assessment.settings["max_model_len"].value
 
 
 def test_a_choice_that_differs_between_two_releases_is_not_emitted() -> None:

@@ -130,6 +130,7 @@ def test_a_model_without_any_cache_is_not_held_against_a_pool() -> None:
     bert = checkpoint(1300, architectures=["BertModel"], model_type="bert", num_hidden_layers=24, num_attention_heads=16, hidden_size=1024)
 
     assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=bert), "cache_blocks") == "pass"
+    assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=replace(bert, sentence_transformers=True)), "cache_blocks") == "pass"
 
 
 def test_a_length_that_fits_itself_needs_one_token_only() -> None:
@@ -353,13 +354,14 @@ def test_a_checkpoint_that_is_smaller_than_its_config_says_is_believed() -> None
     assert gate(decision, "one_sequence") == "pass"
 
 
-def test_the_tokenizers_own_limit_bounds_the_length(tmp_path: Path) -> None:
-    """As vLLM derives it: else a sequence would be asked for that never is."""
-    (tmp_path / "config.json").write_text(json.dumps({**dict(llama().config)}))
+def test_the_tokenizers_own_limit_is_read(tmp_path: Path) -> None:
+    """From the file that vLLM reads too."""
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 4096}))
     model = read_model(str(tmp_path), None, None, {})
 
-    assert launched(judge(facts(RTX_4090), model=model)).assessment.settings["max_model_len"].value == 4096
+    assert isinstance(model, Checkpoint)
+    assert model.tokenizer_max_length == 4096
 
 
 def test_the_cpu_builds_blocks_are_of_128_tokens() -> None:

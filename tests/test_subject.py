@@ -35,7 +35,7 @@ def test_a_draft_model_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
     model = read(tmp_path, "--spec-model", "some/draft", "--spec-tokens", "2")
 
     assert isinstance(model, Checkpoint)
-    assert model.draft == UnknownCheckpoint("'some/draft' is not on this disk yet")
+    assert model.draft == UnknownCheckpoint("'some/draft' is not on this disk yet", absent=True)
 
 
 @pytest.mark.parametrize(

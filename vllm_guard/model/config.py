@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from vllm_guard.facts import Release
 
-# config/model.py _get_and_verify_max_len: the smallest of those present counts.
+# transformers_utils/model_arch_config_convertor.py derive_max_model_len_and_key: the smallest of those present counts.
 _LENGTH_KEYS: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -21,12 +21,43 @@ _LENGTH_KEYS: Final = (
     "max_seq_length",
     "seq_len",
 )
+# The key under which a kind says its length; a config without it has its class's default.
+_OWN_LENGTH_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chatglm": ("seq_length",),
+    "mpt": ("max_seq_len",),
+    "step3_text": ("max_seq_len",),
+    "whisper": ("max_target_positions",),
+}
+_USUAL_LENGTH_KEYS: Final = ("max_position_embeddings", "n_positions")
+# The defaults of the classes whose configs do leave it out, as the text parts of many multimodal models (transformers 5.19 configuration_*.py).
+_UNSAID_LENGTHS: Final[Mapping[str, int]] = {
+    "llama": 2048,
+    "mistral": 131_072,
+    "mixtral": 131_072,
+    "qwen2": 32_768,
+    "qwen2_moe": 32_768,
+    "qwen3": 32_768,
+    "qwen3_moe": 32_768,
+    "gemma": 8192,
+    "gemma2": 8192,
+    "gemma3_text": 131_072,
+    "phi3": 4096,
+    "bert": 512,
+}
+# Kinds that have no length.
+_WITHOUT_LENGTH: Final = frozenset(("bloom", "mamba", "mamba2", "falcon_mamba"))
 _FALLBACK_MAX_MODEL_LEN: Final = 2048
-_UNSCALED_ROPE: Final = frozenset(("default", "su", "longrope", "llama3"))
+# Kinds whose class has an original_max_position_embeddings that a config may leave out.
+_UNSAID_ORIGINAL: Final = frozenset(("phi3", "phi4_multimodal"))
+# vLLM lowers its length to 8192 after the batch was decided (model_executor/models/config.py).
+_LOWERED_LATER: Final = "embedding_gemma2"
+_LONGROPE: Final = frozenset(("su", "longrope"))
 _YARN: Final = frozenset(("yarn", "deepseek_yarn", "deepseek_llama_scaling"))
 _YARN_UNSCALED_SINCE: Final = Release(0, 30, 0)
 # Models whose images are attended to in both directions: an item must fit into one batch (platforms/cuda.py, from 0.15.1).
 _PREFIX_LM_TYPES: Final = frozenset(("bagel", "gemma3", "gemma4", "molmo2", "moondream3", "paligemma"))
+# Of these, whose items are so small that no default batch is raised for one: 256 tokens an image (engine/arg_utils.py _get_min_mm_batched_tokens).
+_SMALL_ITEM_TYPES: Final = frozenset(("gemma3",))
 _MULTIMODAL_KEYS: Final = ("vision_config", "audio_config", "mm_vision_tower", "vision_tower", "thinker_config")
 _STATE_KEYS: Final = (
     "mamba_d_state",
@@ -52,11 +83,13 @@ class ModelTraits:
     encoder_decoder: bool
     multimodal: bool
     prefix_lm: bool
+    large_items: bool
     hybrid: bool
     generates: bool
     quantized: bool
     tied: bool
     causal: bool
+    latent: bool
     stored_dtype: str | None
 
 
@@ -76,11 +109,13 @@ def read_traits(config: Mapping[str, Any], release: Release | None) -> ModelTrai
         encoder_decoder=config.get("is_encoder_decoder") is True,
         multimodal=any(config.get(key) for key in _MULTIMODAL_KEYS),
         prefix_lm=any(config.get("model_type") == name for name in _PREFIX_LM_TYPES),
+        large_items=any(config.get("model_type") == name for name in _PREFIX_LM_TYPES - _SMALL_ITEM_TYPES),
         hybrid=any(text.get(key) for key in _STATE_KEYS),
         generates=architecture is not None and architecture.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")),
         quantized=any(part.get("quantization_config") or part.get("compression_config") for part in (config, text)),
         tied=any(part.get("tie_word_embeddings") is True for part in (config, text)),
         causal=text.get("is_causal") is not False and not text.get("use_bidirectional_attention"),
+        latent=_positive_int(text.get("kv_lora_rank")) is not None,
         stored_dtype=next((part[key] for part in (text, config) for key in ("torch_dtype", "dtype") if isinstance(part.get(key), str)), None),
     )
 
@@ -94,33 +129,58 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def derived_max_model_len(config: Mapping[str, Any], release: Release | None) -> int | None:
-    """The length that vLLM takes when none is given; None when the config's values are no lengths.
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model, alone: vLLM looks for the length nowhere else (get_hf_text_config)."""
+    part = config
+    for keys in (("thinker_config",), ("text_config", "llm_config", "language_config")):
+        part = next((inner for key in keys if isinstance(inner := part.get(key), dict)), part)
+    return part
 
-    The tokenizer's own limit is not read, so a smaller one there is not seen. Source: config/model.py _get_and_verify_max_len.
+
+def derived_max_model_len(config: Mapping[str, Any], release: Release | None, limit: int | None = None) -> int | None:
+    """The length that vLLM takes when none is given; None where only the class of the config knows it.
+
+    `limit` is one more bound, which rope scaling multiplies like the config's own. Source: config/model.py _get_and_verify_max_len.
     """
-    text = text_config(config)
-    lengths = [value for key in _LENGTH_KEYS if (value := _positive_int(text.get(key))) is not None]
-    length = min(lengths, default=_FALLBACK_MAX_MODEL_LEN)
-    for rope in _rope_parameters(text):
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind == "longrope" and (original := _positive_int(text.get("original_max_position_embeddings"))) is not None:
-            return original
-        if lengths and "gemma3" not in str(config.get("model_type")):
-            length = _scaled(length, str(kind), rope, release)
-    return length
+    part = language_part(config)
+    length = _stated_length(part)
+    if length is None or config.get("model_type") == _LOWERED_LATER:
+        return None
+    length = scaled = length if limit is None else min(length, limit)
+    ropes = [(str(rope.get("rope_type", rope.get("type", "default"))), rope) for rope in _rope_parameters(part)]
+    if any(kind in _LONGROPE for kind, _ in ropes):
+        original = _positive_int(part.get("original_max_position_embeddings"))
+        return original or (None if part.get("model_type") in _UNSAID_ORIGINAL else length)
+    if any("gemma3" in str(each.get("model_type")) for each in (config, part)):
+        return length  # it is scaled already
+    yarn_scales = release is not None and release < _YARN_UNSCALED_SINCE
+    for kind, rope in ropes:
+        if "factor" in rope and kind != "llama3" and (yarn_scales or kind not in _YARN):
+            scaled = _scaled(length, kind, rope)
+    return scaled
 
 
-def _scaled(length: int, kind: str, rope: Mapping[str, Any], release: Release | None) -> int:
-    factor = rope.get("factor")
-    if kind in _UNSCALED_ROPE or not isinstance(factor, int | float) or isinstance(factor, bool) or not math.isfinite(factor) or factor <= 0:
+def _stated_length(part: Mapping[str, Any]) -> int | None:
+    """The length before scaling; a `model_max_length` beats all others. None where it is the default of a class that is not known."""
+    override = _positive_int(part.get("model_max_length"))
+    if override is not None:
+        return override
+    kind = str(part.get("model_type"))
+    lengths = [length for key in _LENGTH_KEYS if (length := _positive_int(part.get(key))) is not None]
+    if kind in _WITHOUT_LENGTH:
+        return min(lengths, default=_FALLBACK_MAX_MODEL_LEN)
+    if not any(_positive_int(part.get(key)) for key in _OWN_LENGTH_KEYS.get(kind, _USUAL_LENGTH_KEYS)):
+        unsaid = _UNSAID_LENGTHS.get(kind)
+        return None if unsaid is None else min((unsaid, *lengths))
+    return min(lengths)
+
+
+def _scaled(length: int, kind: str, rope: Mapping[str, Any]) -> int:
+    factor = rope["factor"]
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or not math.isfinite(factor) or factor <= 0:
         return length
-    if kind in _YARN:
-        if release is None or release >= _YARN_UNSCALED_SINCE:
-            return length
-        original = _positive_int(rope.get("original_max_position_embeddings"))
-        return _positive_int((original or length) * factor) or length
-    return _positive_int(length * factor) or length
+    original = _positive_int(rope.get("original_max_position_embeddings")) if kind in _YARN else None
+    return _positive_int((original or length) * factor) or length
 
 
 def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -128,7 +188,7 @@ def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if not isinstance(rope, dict):
         return
     nested = [value for value in rope.values() if isinstance(value, dict)]
-    yield from nested[:1] or [rope]
+    yield from nested or [rope]
 
 
 def _positive_int(value: Any) -> int | None:

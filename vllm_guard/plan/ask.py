@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Facts
+from vllm_guard.facts import Facts, Release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
-from vllm_guard.model.config import ModelTraits
+from vllm_guard.model.config import ModelTraits, derived_max_model_len, language_part
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.batch import BatchAsk
 from vllm_guard.plan.budget import Workload
@@ -17,6 +17,8 @@ from vllm_guard.units import GIB
 
 # Formats that read the safetensors files of the folder (model_executor/model_loader).
 _PLAIN_LOAD_FORMATS: Final = frozenset((None, "auto", "hf", "safetensors", "fastsafetensors", "runai_streamer"))
+_TOKENIZER_ONLY_WHEN_POOLING: Final = Release(0, 10, 2)
+_ENCODERS: Final = ("Bert", "Roberta")
 _OPTIONS_THAT_SHRINK_WEIGHTS: Final = (
     "quantization_config",
     "hf_overrides",
@@ -56,6 +58,27 @@ def workload(command: Command, facts: Facts, traits: ModelTraits | None, max_num
         max_num_seqs=max_num_seqs,
         vocab_size=traits.vocab_size if traits else None,
     )
+
+
+def derived_length(command: Command, checkpoint: Checkpoint, traits: ModelTraits, release: Release | None) -> int | None:
+    """The length that vLLM derives from the model's files for this command; None when it is not known (config/model.py get_and_verify_max_len).
+
+    The tokenizer's limit counts for pooling models with absolute positions only; 0.9.2 lies between two releases that differ in that. A config without
+    `position_embedding_type` may have one by its class, and only the names of encoders tell that a model surely pools. How far --disable-sliding-window
+    shortens the length is up to the config's class too.
+    """
+    limit = checkpoint.tokenizer_max_length
+    derived = derived_max_model_len(checkpoint.config, release)
+    if command.flag("disable_sliding_window") and language_part(checkpoint.config).get("sliding_window", 0) is not None:
+        return None
+    if derived is None or limit is None or derived <= limit:
+        return derived
+    if release is not None and release < _TOKENIZER_ONLY_WHEN_POOLING:
+        return None
+    if not is_pooling(command, traits) or checkpoint.config.get("position_embedding_type", "absolute") != "absolute":
+        return derived
+    surely = "position_embedding_type" in checkpoint.config and any(name in (traits.architecture or "") for name in _ENCODERS)
+    return derived_max_model_len(checkpoint.config, release, limit) if surely else None
 
 
 def effective_max_model_len(command: Command, traits: ModelTraits | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from typing_extensions import assert_never
@@ -56,6 +57,8 @@ def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Se
     }
     settings = {dest: Setting(value, None, "vllm_default") for dest, value in defaults.items()}
     settings.update(given_settings(case.command))
+    if settings["max_num_batched_tokens"].given is not None:  # which the CPU build overrules for some models
+        settings["max_num_batched_tokens"] = replace(settings["max_num_batched_tokens"], value=case.batch.max_num_batched_tokens)
     for change in changes:
         before = case.command.given.get(change.dest)
         value = float(change.after) if change.dest == "gpu_memory_utilization" else int(change.after)
@@ -99,7 +102,7 @@ def fits_at(case: Case, fraction: float) -> Fits | None:
         band, known = Band(case.pool_bytes, case.pool_bytes, case.pool_bytes), True
     elif case.pool_is_explicit:
         return None
-    if not known or isinstance(kv, Unknown):
+    if not known or isinstance(kv, Unknown) or ask.effective_max_model_len(case.command, case.traits) is None:
         return None
     band = Band(max(0, band.low), max(0, band.likely), max(0, band.high))
     one = kv.one_sequence_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from vllm_guard.command.launcher import Usage
 from vllm_guard.facts import Device
@@ -14,6 +15,9 @@ from vllm_guard.plan.defaults import (
     OTHER_MAX_NUM_SEQS,
     Behaviour,
 )
+
+# No model that vLLM serves is shorter: R * L is above every default batch where R is a default too.
+_SHORTEST_MODEL_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,14 @@ def own_choice(row: Behaviour, device: Device, ask: BatchAsk) -> OwnChoice:
     tokens, seqs = tokens * factor, (seqs * factor if ask.max_num_seqs is None else ask.max_num_seqs)
     if ask.max_num_batched_tokens is not None:
         own: int | None = ask.max_num_batched_tokens
-    elif ask.usage == "unknown" or ask.expert_all2all or (row.prefix_lm_raises_batch and ask.traits is not None and ask.traits.prefix_lm):
+    elif ask.usage == "unknown" or ask.expert_all2all or (row.prefix_lm_raises_batch and ask.traits is not None and ask.traits.large_items):
         own = None
     else:
         own = _follow_lengths(row, ask, tokens, seqs)
     if ask.max_num_seqs is None and row.default_seqs_are_clipped and own is not None:
         seqs = min(seqs, own)
+    if device.kind == "cpu" and ask.traits is not None and ask.traits.latent:
+        own = None  # without AMX the CPU build takes a whole sequence and at least 2048 in the end, whatever was given (platforms/cpu.py)
     return OwnChoice(own, seqs)
 
 
@@ -73,9 +79,21 @@ def _tier(row: Behaviour, device: Device, ask: BatchAsk) -> tuple[int, int]:
 
 
 def _follow_lengths(row: Behaviour, ask: BatchAsk, tokens: int, seqs: int) -> int | None:
-    unchunked = ask.chunked_prefill is False or (ask.traits is not None and ask.traits.encoder_decoder)
-    if ask.max_model_len is None:
-        return None if unchunked else tokens
-    if unchunked:
-        tokens = max(ask.max_model_len, tokens)
-    return min(seqs * ask.max_model_len, tokens) if row.batch_follows_lengths else tokens
+    """The batch budget after the lengths: at least one whole sequence where chunked prefill is off, and no more than R * L. None when not known."""
+    length, unchunked = ask.max_model_len, _unchunked(ask)
+    if length is None:
+        short = row.batch_follows_lengths and seqs * _SHORTEST_MODEL_TOKENS < tokens
+        return None if short or unchunked is not False else tokens
+    if unchunked is None and length > tokens:
+        return None
+    raised = max(length, tokens) if unchunked else tokens
+    return min(seqs * length, raised) if row.batch_follows_lengths else raised
+
+
+def _unchunked(ask: BatchAsk) -> bool | None:
+    """Whether chunked prefill is off; None where the class of a pooling model decides (config/model.py is_chunked_prefill_supported)."""
+    if ask.chunked_prefill is not None:
+        return not ask.chunked_prefill
+    if ask.traits is not None and ask.traits.encoder_decoder:
+        return True
+    return None if ask.pooling else False

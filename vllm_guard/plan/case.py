@@ -129,7 +129,7 @@ def gather_case(facts: Facts, command: Command, chosen: Chosen, checkpoint: Chec
     release = parse_release(facts.vllm_version)
     rows = behaviours(release)
     asked = _asked(command, rows) or Asked(rows[-1].gpu_memory_utilization, rows[-1].gpu_memory_utilization, given=False)
-    traits = _traits(checkpoint, release)
+    traits = _traits(command, checkpoint, release)
     batch_ask = ask.batch_ask(command, traits)
     batch = decide_batch(rows, chosen.devices, batch_ask, policy)
     work = ask.workload(command, facts, traits, max(own_choice(row, chosen.devices[0], batch_ask).max_num_seqs for row in rows))
@@ -173,14 +173,13 @@ def _demand(
     return gather_demand(command, facts, checkpoint, traits, rows, batch, ask.effective_max_model_len(command, traits), weighed)
 
 
-def _traits(checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None) -> ModelTraits | None:
+def _traits(command: Command, checkpoint: Checkpoint | UnknownCheckpoint, release: Release | None) -> ModelTraits | None:
     if isinstance(checkpoint, UnknownCheckpoint):
         return None
     traits = read_traits(checkpoint.config, release)
-    if checkpoint.tokenizer_max_length is not None and traits.max_model_len is not None:
-        traits = replace(traits, max_model_len=min(traits.max_model_len, checkpoint.tokenizer_max_length))
-    # sentence_bert_config.json, which is not read, has the last word on the length of such a model (config/model.py).
-    return replace(traits, generates=False, max_model_len=None) if checkpoint.sentence_transformers else traits
+    if checkpoint.sentence_transformers:  # sentence_bert_config.json, which is not read, has the last word on the length (config/model.py)
+        return replace(traits, generates=False, max_model_len=None)
+    return replace(traits, max_model_len=ask.derived_length(command, checkpoint, traits, release))
 
 
 def _asked(command: Command, rows: tuple[Behaviour, ...]) -> Asked | None:

@@ -41,8 +41,6 @@ def kv_demand(
     pooling: bool,
 ) -> KvCache | Unknown:
     """The cache of the model and its draft on one GPU, for batches of `tokens`; or why it is not known."""
-    if max_model_len is None or tokens is None:
-        return Unknown("the length of a sequence is not known" if max_model_len is None else "the batch budget is not known")
     unmodelled = ask.unmodelled(command, _UNMODELLED)
     if unmodelled is not None:
         return unmodelled
@@ -53,6 +51,8 @@ def kv_demand(
     layers = own if isinstance(own, Unknown) else layers_with_draft(own, draft, release, parallel.pipeline_parallel_size)
     if isinstance(layers, Unknown):
         return layers
+    if layers.layers and (max_model_len is None or tokens is None):
+        return Unknown("the length of a sequence is not known" if max_model_len is None else "the batch budget is not known")
     instructed = _left_to_the_processor(layers) if facts.vllm_device == "cpu" else None
     if instructed is not None:
         return instructed
@@ -61,8 +61,8 @@ def kv_demand(
     alone = facts.vllm_device == "cpu" or pooling or command.flag("async_scheduling") is False or "distributed_executor_backend" in command.given
     setting = KvSetting(
         release=release,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=tokens,
+        max_model_len=max_model_len or 1,  # where nothing is kept, that is so for any length and batch
+        max_num_batched_tokens=tokens or 1,
         model_bytes=4 if command.text("dtype") in _FOUR_BYTES else 2,
         kv_cache_dtype=stored_kv_cache_dtype(config, release) if asked == "auto" else asked,
         tensor_parallel_size=parallel.tensor_parallel_size,
