@@ -153,6 +153,23 @@ def test_the_limit_of_the_offload_is_what_the_decoder_layers_hold() -> None:
     assert "--cpu-offload-gb 2: the decoder layers of a GPU hold 1.34 GiB, no more can move" in [warning.message for warning in assessment.warnings]
 
 
+@pytest.mark.parametrize(
+    ("argv", "outcome"),
+    [
+        pytest.param((), "fail", id="its parts are all loaded"),
+        pytest.param(("--limit-mm-per-prompt", '{"video": 0}'), "uncertain", id="a limit may keep the tower away"),
+        pytest.param(("--language-model-only",), "uncertain", id="the language model only"),
+        pytest.param(("--runner", "pooling"), "uncertain", id="a pooling model may leave parts out"),
+        pytest.param(("--mm-encoder-only",), "unknown", id="the tower only"),
+    ],
+)
+def test_without_weight_files_a_quantized_model_of_a_known_family_is_certain(argv: tuple[str, ...], outcome: str) -> None:
+    """3.3 GiB by its config alone against a budget of 2.8."""
+    flags = ("--gpu-memory-utilization", "0.70", "--max-model-len", "1024", "--max-num-seqs", "1", *argv)
+
+    assert outcome == measured("0.28.0", CARD, Checkpoint("/models/qwen", CONFIG, None), *flags)["cache_blocks"]
+
+
 def test_no_run_of_the_second_card_is_called_wrong() -> None:
     """0.32.0 on a 2080 Ti: the default is refused, a pool of 16 MiB holds 512 tokens and not 2048."""
     card = gpu(name="NVIDIA GeForce RTX 2080 Ti", total_mib=11_264, free_mib=int(9.87 * 1024), reserved_mib=0)

@@ -12,7 +12,9 @@ from vllm_guard.model.checkpoint import Checkpoint
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.model.drafts import Draft, draft_of, is_read, with_draft, with_further_layer
 from vllm_guard.model.parallel import Parallel
+from vllm_guard.model.parameters import familiar_decoder
 from vllm_guard.model.peak import Activation, Band, ProfileRun, activation_peak, cuda_graphs
+from vllm_guard.model.towers import familiar
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
 from vllm_guard.plan import ask
@@ -26,7 +28,7 @@ from vllm_guard.units import GIB
 _MOST_RANKS: Final = 4096
 _LARGEST_OFFLOAD_GIB: Final = 1 << 20
 # Options whose effect on weights and cache, or on the weights alone is not modelled.
-_UNMODELLED: Final = ("hf_overrides", "hf_config_path")
+_UNMODELLED: Final = ("hf_overrides", "hf_config_path", "mm_encoder_only")
 _WEIGHTS_UNMODELLED: Final = ("quantization_config", "model_loader_extra_config", "offload_backend", "offload_group_size")
 
 
@@ -123,15 +125,18 @@ def _weights(command: Command, checkpoint: Checkpoint, traits: ModelTraits, para
 
 def _cautious(weights: WeightBytes, command: Command, checkpoint: Checkpoint, traits: ModelTraits) -> WeightBytes:
     """The bound from below where the config may not tell all: files that are smaller than it says (a quantized checkpoint may say nothing of it), no
-    files at all (they may be of 4 bits), towers and their like that may not be loaded.
+    files at all (they may be of 4 bits unless something says how they are quantized), towers and their like that may not be loaded.
     """
     files, low, likely = checkpoint.weight_files_bytes, weights.low, weights.likely
     share = None if files is None else files // ask.all_ranks(command)
     if checkpoint.headers is None:
-        low = low // 4 if share is None else low
+        told = traits.quantized or command.text("quantization") is not None
+        low = low // 4 if share is None and not told else low
         if share is not None and share < low:
             low, likely = share // 2, share
-    if traits.multimodal or "limit_mm_per_prompt" in command.given:
+    limited = any(dest in command.given for dest in ("limit_mm_per_prompt", "language_model_only"))
+    whole = familiar(checkpoint.config) and familiar_decoder(checkpoint.config) and not ask.is_pooling(command, traits)
+    if limited or (traits.multimodal and not whole):
         towers = sum(size for part, size in weights.parts if part in {"vision", "audio", "other"})
         low = max(0, min(low - towers, low if share is None else share // 2))
     changed = (low, likely) != (weights.low, weights.likely)
