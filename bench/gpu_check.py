@@ -24,7 +24,7 @@ from gpu_steps.machine import GUARD_RELEASE, Machine, guard_environment
 from gpu_steps.sheet import NotTakenError, Sheet, document, table
 
 from vllm_guard import __version__
-from vllm_guard.facts import Chosen, Elsewhere, Unusable
+from vllm_guard.devices import Chosen, Elsewhere, Unusable
 from vllm_guard.units import ExitCode
 
 _WHOLE_SECONDS: Final = 110

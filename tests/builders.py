@@ -8,12 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_guard.command.parse import parse
-from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, UnreadableGpu, parse_release
+from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, UnreadableGpu
 from vllm_guard.host.visible import select_devices
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.plan.decide import decide
 from vllm_guard.plan.decision import Decision, Launch, Refusal
 from vllm_guard.plan.policy import Policy
+from vllm_guard.release import parse_release
 from vllm_guard.units import GIB, MIB
 
 UNKNOWN_MODEL = UnknownCheckpoint("not on this disk")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vllm_guard.command.launcher import FOREIGN, NO_ENGINE, SERVE, Entry, split_launcher
 from vllm_guard.command.parse import parse
 from vllm_guard.command.rewrite import rewrite
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 MODULE = Entry("module", "api_server")
 ENGINE = Entry("engine", "other")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_guard.command.mask import mask_argv, mask_text, name_of
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 V0_32 = Release(0, 32)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vllm_guard.command.config_file import MAX_CONFIG_CHARACTERS
 from vllm_guard.command.options import read_options
 from vllm_guard.command.parse import Command, config_path, parse
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 DATA = Path(__file__).with_name("data")
 V0_32 = Release(0, 32)

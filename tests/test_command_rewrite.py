@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vllm_guard.command.parse import parse
 from vllm_guard.command.rewrite import rewrite
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 V0_32 = Release(0, 32)
 UTILIZATION = {"gpu_memory_utilization": "0.31"}

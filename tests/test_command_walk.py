@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm_guard.command.options import read_options
 from vllm_guard.command.tokens import Word
 from vllm_guard.command.walk import Walk, walk
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 OPTIONS = read_options(Release(0, 32))
 

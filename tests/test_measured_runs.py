@@ -8,7 +8,7 @@ import pytest
 from builders import facts, gate, gpu, judge, launched
 from test_plan_pool import QWEN_HALF
 
-from vllm_guard.facts import Gpu, Release
+from vllm_guard.facts import Gpu
 from vllm_guard.model.checkpoint import Checkpoint
 from vllm_guard.model.kv_cache import KvCache, kv_cache
 from vllm_guard.model.kv_layers import KvLayers, read_layers
@@ -20,6 +20,7 @@ from vllm_guard.plan import pool
 from vllm_guard.plan.decision import Decision
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Amount, Policy
+from vllm_guard.release import Release
 from vllm_guard.units import GIB, MIB, requested_bytes
 
 # Qwen2.5-VL-3B-Instruct-AWQ as it was published; its files hold 3.32 GiB.

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_files import stored
 
-from vllm_guard.facts import Release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.drafts import Draft, draft_of, layers_with_draft, with_draft, with_further_layer
 from vllm_guard.model.kv_cache import KvCache, kv_cache
@@ -20,6 +19,7 @@ from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
+from vllm_guard.release import Release
 from vllm_guard.units import MIB
 
 READ: Final = Release(0, 32)

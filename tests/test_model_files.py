@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_guard.facts import Release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import derived_max_model_len, read_traits
 from vllm_guard.model.files import read_model
+from vllm_guard.release import Release
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_guard.facts import Release
 from vllm_guard.model.kv_cache import KvCache, kv_cache
 from vllm_guard.model.kv_dtype import stored_kv_cache_dtype
 from vllm_guard.model.kv_layers import KvLayers, read_layers
@@ -19,6 +18,7 @@ from vllm_guard.model.kv_setting import KvSetting
 from vllm_guard.model.kv_shapes import Attention
 from vllm_guard.model.kv_states import State
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 from vllm_guard.units import GIB, MIB
 
 LATEST: Final = Release(0, 32)

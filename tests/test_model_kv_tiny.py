@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from vllm_guard.facts import Release
 from vllm_guard.model.kv_cache import KvCache, kv_cache
 from vllm_guard.model.kv_layers import KvLayers, read_layers
 from vllm_guard.model.kv_setting import KvSetting
+from vllm_guard.release import Release
 from vllm_guard.units import MIB
 
 # --kv-cache-memory-bytes 16777216 --max-model-len 2048 --max-num-batched-tokens 512 --enforce-eager, one step in flight. The CPU build takes blocks of

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_files import stored
 
-from vllm_guard.facts import Release
 from vllm_guard.model.parallel import Parallel, layer_stages
 from vllm_guard.model.parameters import decoder
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.towers import towers
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
+from vllm_guard.release import Release
 from vllm_guard.units import GIB, MIB
 
 # A busy machine is no failure.

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from builders import cpu_facts, facts, gpu, judge, process, refused
 
-from vllm_guard.facts import Device, Facts, GpuProcess
+from vllm_guard.devices import Device
+from vllm_guard.facts import Facts, GpuProcess
 from vllm_guard.plan.decision import Launch
 from vllm_guard.plan.holders import why_incomplete
 from vllm_guard.render.devices import device_lines

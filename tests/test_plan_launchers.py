@@ -10,13 +10,14 @@ from builders import UNKNOWN_MODEL, change, checkpoint, codes, cpu_facts, facts,
 
 from vllm_guard.command.launcher import FOREIGN, split_launcher
 from vllm_guard.command.parse import parse
-from vllm_guard.facts import Facts, NvmlFault, parse_release
+from vllm_guard.facts import Facts, NvmlFault
 from vllm_guard.host.visible import select_devices
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.plan.decide import decide
 from vllm_guard.plan.decision import Decision, Unmeasured
 from vllm_guard.plan.foreign import restrain
 from vllm_guard.plan.policy import Policy
+from vllm_guard.release import parse_release
 
 RTX_4090 = gpu(name="NVIDIA GeForce RTX 4090", total_mib=24_564, free_mib=24_100, reserved_mib=400)
 B200 = gpu(name="NVIDIA B200", total_mib=183_000, free_mib=182_000)

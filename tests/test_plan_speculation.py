@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_guard.command.parse import Command, Given, parse
-from vllm_guard.facts import Release
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.speculation import Speculation, speculation
+from vllm_guard.release import Release
 
 NGRAM = Speculation("ngram", 3)
 CONFIG = "--speculative-config"

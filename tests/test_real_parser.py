@@ -16,7 +16,7 @@ import pytest
 
 from vllm_guard.command.options import Option, read_options
 from vllm_guard.command.parse import Command, config_path, parse
-from vllm_guard.facts import Release, parse_release
+from vllm_guard.release import Release, parse_release
 
 pytestmark = pytest.mark.slow
 

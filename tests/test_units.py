@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_guard.facts import Release, parse_release
+from vllm_guard.release import Release, parse_release
 from vllm_guard.units import GIB, MIB, floor4, parse_size_bytes
 
 

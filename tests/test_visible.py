@@ -11,24 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from vllm_guard.command.parse import Command, Given, parse
-from vllm_guard.facts import (
-    Chosen,
-    Claim,
-    Device,
-    Elsewhere,
-    Facts,
-    Gpu,
-    Host,
-    NumaNode,
-    NvmlFault,
-    Release,
-    Selection,
-    UnreadableGpu,
-    Unusable,
-    decides,
-    parse_release,
-)
+from vllm_guard.devices import Chosen, Device, Elsewhere, Selection, Unusable
+from vllm_guard.facts import Claim, Facts, Gpu, Host, NumaNode, NvmlFault, UnreadableGpu, decides
 from vllm_guard.host.visible import select_devices
+from vllm_guard.release import Release, parse_release
 from vllm_guard.units import GIB, MIB
 
 H100 = "NVIDIA H100 80GB HBM3"

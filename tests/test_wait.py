@@ -9,7 +9,8 @@ import pytest
 from builders import checkpoint, facts, gpu, judge, process
 
 from vllm_guard.command.parse import parse
-from vllm_guard.facts import Chosen, Device, Facts
+from vllm_guard.devices import Chosen, Device
+from vllm_guard.facts import Facts
 from vllm_guard.host.visible import select_devices
 from vllm_guard.plan.decision import Decision
 from vllm_guard.wait import World, settle, should_settle

@@ -11,8 +11,9 @@ from typing import Final
 from vllm_guard.command.launcher import FOREIGN, NO_ENGINE, SERVE, Launcher
 from vllm_guard.command.parse import Command, config_path, parse
 from vllm_guard.command.rewrite import rewrite
+from vllm_guard.devices import Chosen, Device
 from vllm_guard.errors import LaunchError
-from vllm_guard.facts import Chosen, Device, Facts, Release, Warn, parse_release
+from vllm_guard.facts import Facts, Warn
 from vllm_guard.host.visible import select_devices
 from vllm_guard.host.vllm_install import Install, device_of_version, find_executable, read_install
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
@@ -23,6 +24,7 @@ from vllm_guard.plan.decision import Decision, Launch
 from vllm_guard.plan.foreign import restrain
 from vllm_guard.plan.policy import Policy
 from vllm_guard.plan.speculation import Speculation, speculation
+from vllm_guard.release import Release, parse_release
 
 _LARGEST_CONFIG_BYTES: Final = 1 << 20
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_guard.facts import Device, Facts
+from vllm_guard.devices import Device
+from vllm_guard.facts import Facts
 from vllm_guard.plan.decision import Assessment, Decision, DevicePlan, Launch, Refusal, Unmeasured
 from vllm_guard.units import MIB, floor_mib
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 
 from gpu_steps.machine import GUARD_RELEASE, Machine, guard_environment
 from vllm_guard.command.parse import parse
-from vllm_guard.facts import Facts, Gpu, Selection, parse_release
+from vllm_guard.devices import Selection
+from vllm_guard.facts import Facts, Gpu
 from vllm_guard.host.snapshot import parse_facts
 from vllm_guard.host.visible import select_devices
 from vllm_guard.model.checkpoint import UnknownCheckpoint
 from vllm_guard.plan.decide import decide
 from vllm_guard.plan.decision import Decision
 from vllm_guard.plan.policy import Policy
+from vllm_guard.release import parse_release
 
 SNAPSHOT = (sys.executable, "-m", "vllm_guard", "snapshot", f"--guard-vllm-version={GUARD_RELEASE}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 # A hostile file of this size costs about a second; real ones have a few KiB.
 MAX_CONFIG_CHARACTERS: Final = 128 * 1024

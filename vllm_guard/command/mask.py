@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from vllm_guard.command.options import Named, read_options
 from vllm_guard.command.tokens import prepare
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 MASK: Final = "***"
 _SECRET_DESTS: Final = frozenset({"api_key", "hf_token"})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from vllm_guard.command.launcher import Grammar
-from vllm_guard.facts import Release, parse_release
+from vllm_guard.release import Release, parse_release
 
 Arity = Literal["0", "1", "?", "+"]
 Kind = Literal["flag", "bool", "int", "float", "str", "human_int", "human_int_or_auto", "json", "json_or_str", "config"]

@@ -13,7 +13,8 @@ from vllm_guard.command.options import Option, options_of
 from vllm_guard.command.tokens import Word, config_word, prepare
 from vllm_guard.command.values import parse_value
 from vllm_guard.command.walk import Use, Walk, walk
-from vllm_guard.facts import Release, Warn
+from vllm_guard.facts import Warn
+from vllm_guard.release import Release
 
 _MAX_REJECTION_CHARACTERS: Final = 200
 _APPENDING: Final = frozenset({"middleware"})  # the only dest that collects its repetitions; of all others the last one counts

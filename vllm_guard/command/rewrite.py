@@ -8,7 +8,7 @@ from vllm_guard.command.launcher import Grammar
 from vllm_guard.command.options import Options, options_of
 from vllm_guard.command.tokens import prepare
 from vllm_guard.command.walk import Walk, walk
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 
 def rewrite(argv: Sequence[str], values: Mapping[str, str], release: Release | None, grammar: Grammar = "serve") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from vllm_guard.command.values import parse_human_int
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 _LAST_WITHOUT_MODEL_OPTION: Final = Release(0, 10, 2)  # raises on --model; the next inspected release moves it to the front
 _FIRST_WITH_MODEL_OPTIONAL: Final = Release(0, 8)  # before, a model must stand beside the options

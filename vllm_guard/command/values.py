@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from vllm_guard.command.options import Option
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 # vllm/utils/argparse_utils.py human_readable_int (0.21.0; engine/arg_utils.py before). Lower case is decimal, upper case binary.
 _HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")

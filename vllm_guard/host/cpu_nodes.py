@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from vllm_guard.facts import Chosen, Device, Elsewhere, Host, NumaNode, Release, Warn
+from vllm_guard.devices import Chosen, Device, Elsewhere
+from vllm_guard.facts import Host, NumaNode, Warn
+from vllm_guard.release import Release
 
 # vllm/v1/worker/cpu_worker.py: the KV cache was VLLM_CPU_KVCACHE_SPACE before, with nothing measured.
 _FIRST_WITH_GATE: Final = Release(0, 21)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from vllm_guard.facts import Elsewhere, Warn
+from vllm_guard.devices import Elsewhere
+from vllm_guard.facts import Warn
 
 if TYPE_CHECKING:
     from vllm_guard.command.parse import Command

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from vllm_guard.command.mask import mask_text
-from vllm_guard.errors import UsageError
 from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess, Host, NumaNode, NvmlFault, UnreadableGpu, decides
 from vllm_guard.host.printable import printable
+from vllm_guard.host.untrusted import Reader
 
 SCHEMA_VERSION: Final = 1
-_MOST_ITEMS: Final = 10_000
 _PID: Final = re.compile(r"pid \d+")
 _END_COMMAND: Final = re.compile(r"kill (?:[2-9]|[1-9]\d{1,9})")
 _CAPABILITY: Final = re.compile(r"(\d{1,3})\.(\d{1,3})")
-_Item = TypeVar("_Item")
 
 
 def facts_document(facts: Facts, own_user: str | None, *, with_commands: bool) -> dict[str, Any]:
@@ -64,11 +62,11 @@ def _is_own(process: GpuProcess, own_user: str | None) -> bool:
 
 def parse_facts(document: object, caller_environment: Mapping[str, str]) -> Facts:
     """The facts of a document. The caller's environment counts only where the document has none. Raises UsageError for anything else than a snapshot."""
-    root = _Reader(document, "snapshot")
+    root = Reader(document, "snapshot")
     if root.number("schema_version") != SCHEMA_VERSION:
         raise root.wrong(key="schema_version", what=f"is not {SCHEMA_VERSION}")
     given = root.get("environment")
-    environment = caller_environment if given is None else _Reader(given, "snapshot.environment").texts()
+    environment = caller_environment if given is None else Reader(given, "snapshot.environment").texts()
     fault = root.get("nvml_fault")
     return Facts(
         taken_at=root.text("taken_at", ""),
@@ -76,13 +74,13 @@ def parse_facts(document: object, caller_environment: Mapping[str, str]) -> Fact
         vllm_device=root.text("vllm_device", "cuda"),
         host=_parse_host(root.child("host")),
         gpus=root.each("gpus", _parse_gpu),
-        nvml_fault=None if fault is None else _parse_fault(_Reader(fault, "nvml_fault")),
+        nvml_fault=None if fault is None else _parse_fault(Reader(fault, "nvml_fault")),
         claims=root.each("claims", _parse_claim),
         environment=MappingProxyType({name: value for name, value in environment.items() if decides(name)}),
     )
 
 
-def _parse_host(host: _Reader) -> Host:
+def _parse_host(host: Reader) -> Host:
     return Host(
         memory_total_bytes=host.number("memory_total_bytes"),
         memory_available_bytes=host.number("memory_available_bytes"),
@@ -95,7 +93,7 @@ def _parse_host(host: _Reader) -> Host:
     )
 
 
-def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
+def _parse_gpu(gpu: Reader) -> Gpu | UnreadableGpu:
     if gpu.get("unreadable") is True:
         return UnreadableGpu(gpu.number("nvml_index"), gpu.optional_text("uuid"), gpu.optional_text("name"), gpu.text("message"), gpu.text("fix"))
     total = gpu.number("nvml_total_bytes")
@@ -117,7 +115,7 @@ def _parse_gpu(gpu: _Reader) -> Gpu | UnreadableGpu:
     )
 
 
-def _parse_process(process: _Reader) -> GpuProcess:
+def _parse_process(process: Reader) -> GpuProcess:
     kind, age, end_command = process.text("kind", "compute"), process.get("age_seconds"), process.optional_text("end_command")
     return GpuProcess(
         pid=process.number("pid"),
@@ -146,72 +144,14 @@ def _optional_clean(text: str | None) -> str | None:
     return None if text is None else _clean(text)
 
 
-def _parse_claim(claim: _Reader) -> Claim:
+def _parse_claim(claim: Reader) -> Claim:
     return Claim(claim.text("uuid"), claim.number("promised_bytes"), claim.number("used_bytes"), claim.number("pid"))
 
 
-def _parse_fault(fault: _Reader) -> NvmlFault:
+def _parse_fault(fault: Reader) -> NvmlFault:
     return NvmlFault("no_gpu" if fault.text("reason") == "no_gpu" else "driver", fault.text("message"), fault.text("fix"))
 
 
 def _parse_capability(value: object) -> tuple[int, int] | None:
     match = _CAPABILITY.fullmatch(value) if isinstance(value, str) else None
     return (int(match[1]), int(match[2])) if match else None
-
-
-class _Reader:
-    """One object of the document with typed access; each error names the place."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise _wrong(where, "is not an object")
-        self._value: dict[str, Any] = value
-        self.where = where
-
-    def wrong(self, key: str, what: str) -> UsageError:
-        return _wrong(f"{self.where}.{key}", what)
-
-    def get(self, key: str) -> object:
-        return self._value.get(key)
-
-    def texts(self) -> Mapping[str, str]:
-        return {name: self.text(name) for name in self._value}
-
-    def child(self, key: str) -> _Reader:
-        return _Reader(self._value.get(key), f"{self.where}.{key}")
-
-    def number(self, key: str) -> int:
-        value = self.optional_number(key)
-        if value is None:
-            raise self.wrong(key, "is missing")
-        return value
-
-    def optional_number(self, key: str) -> int | None:
-        value = self._value.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-            raise self.wrong(key, "is not a whole number of 0 or more")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.optional_text(key)
-        if value is None and default is None:
-            raise self.wrong(key, "is missing")
-        return value if value is not None else default or ""
-
-    def optional_text(self, key: str) -> str | None:
-        value = self._value.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.wrong(key, "is not text")
-        return value
-
-    def each(self, key: str, parse: Callable[[_Reader], _Item]) -> tuple[_Item, ...]:
-        value = self._value.get(key, [])
-        if not isinstance(value, list) or len(value) > _MOST_ITEMS:
-            raise self.wrong(key, f"is not a list of at most {_MOST_ITEMS} items")
-        return tuple(parse(_Reader(item, f"{self.where}.{key}[{index}]")) for index, item in enumerate(value))
-
-
-def _wrong(where: str, what: str) -> UsageError:
-    return UsageError(f"the snapshot cannot be used: {where} {what}", "take it again with vllm-guard snapshot")

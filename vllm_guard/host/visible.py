@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from vllm_guard.facts import Chosen, Device, Elsewhere, Facts, Gpu, Release, Selection, UnreadableGpu, Unusable, Warn
+from vllm_guard.devices import Chosen, Device, Elsewhere, Selection, Unusable
+from vllm_guard.facts import Facts, Gpu, UnreadableGpu, Warn
 from vllm_guard.host.caps import capped, parse_limits
 from vllm_guard.host.cpu_nodes import choose_nodes
 from vllm_guard.host.cuda_order import Slot, is_slice, places_of, slot_named, visible_slots
 from vllm_guard.host.ranks import local_ranks
+from vllm_guard.release import Release
 
 if TYPE_CHECKING:
     from vllm_guard.command.parse import Command

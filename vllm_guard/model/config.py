@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 # transformers_utils/model_arch_config_convertor.py derive_max_model_len_and_key: the smallest of those present counts.
 _LENGTH_KEYS: Final = (

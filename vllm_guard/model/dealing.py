@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import text_config
 from vllm_guard.model.feed_forward import expert_count
 from vllm_guard.model.fields import Fields, LackingError
@@ -16,6 +15,7 @@ from vllm_guard.model.mixers import key_heads, query_heads
 from vllm_guard.model.parallel import Parallel, held_bytes, layer_stages
 from vllm_guard.model.parameters import tied
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 _MOST_RANKS: Final = 1 << 16
 # Enough units for any number of ranks to share evenly.

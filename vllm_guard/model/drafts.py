@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from vllm_guard.facts import Release
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.fields import Fields
 from vllm_guard.model.kv_layers import KvLayers, read_layers
@@ -17,6 +16,7 @@ from vllm_guard.model.kv_shapes import Attention
 from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
+from vllm_guard.release import Release
 
 # nothing: no model. further: the model's own further layer. heads: layers without attention. model: another model. eagle: layers upon the model's states.
 DraftKind = Literal["nothing", "further", "heads", "model", "eagle"]

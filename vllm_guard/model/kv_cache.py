@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_guard.facts import Release
 from vllm_guard.model.kv_groups import Group, Groups, plan_groups
 from vllm_guard.model.kv_layers import KvLayers
 from vllm_guard.model.kv_setting import KvSetting
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 _FIRST_KNOWN: Final = Release(0, 9, 2)
 

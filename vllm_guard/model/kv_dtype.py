@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import text_config
+from vllm_guard.release import Release
 
 _SINCE: Final = Release(0, 15, 1)
 _ALGORITHMS: Final = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import _positive_int, text_config
 from vllm_guard.model.kv_kinds import MOST_LAYERS, LayerKind, layer_count, layer_kinds
 from vllm_guard.model.kv_shapes import Attention, attention_shape, head_size
 from vllm_guard.model.kv_states import State, read_state
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 # Caches of a form of their own, or attention over an encoder that this release keeps elsewhere.
 _OWN_CACHES: Final = {

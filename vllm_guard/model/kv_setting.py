@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import _positive_int
 from vllm_guard.model.kv_kinds import first_int
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 _DTYPE_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 # model_executor/models/config.py: Nemotron-H keeps its state in float32 unless the config says otherwise; not so in the releases before.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import text_config
 from vllm_guard.model.fields import Fields
 from vllm_guard.model.matrix import Matrix
@@ -17,6 +16,7 @@ from vllm_guard.model.storage import Scheme
 from vllm_guard.model.tensors import Headers, Tensor
 from vllm_guard.model.towers import Modality, modalities, towers
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 _VOCABULARY_MULTIPLE: Final = 64
 _FLOATS: Final = frozenset(("F64", "F32", "F16", "BF16"))

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import text_config
 from vllm_guard.model.fields import Fields, LackingError
 from vllm_guard.model.matrix import Matrix, table
 from vllm_guard.model.mixers import hidden
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 
 Modality = Literal["vision", "audio"]
 

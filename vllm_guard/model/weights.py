@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from vllm_guard.facts import Release
 from vllm_guard.model.config import text_config
 from vllm_guard.model.dealing import Held, dealer_of
 from vllm_guard.model.fields import Fields
@@ -18,6 +17,7 @@ from vllm_guard.model.storage import Scheme, padding, scheme_of
 from vllm_guard.model.tensors import Headers
 from vllm_guard.model.towers import familiar, skipped
 from vllm_guard.model.unknown import Unknown
+from vllm_guard.release import Release
 from vllm_guard.units import MIB
 
 _FOUR_BYTES: Final = frozenset(("float32", "float"))

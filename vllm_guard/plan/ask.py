@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Facts, Release
+from vllm_guard.facts import Facts
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits, derived_max_model_len, language_part
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.batch import BatchAsk
 from vllm_guard.plan.budget import Workload
 from vllm_guard.plan.largest import Weights
+from vllm_guard.release import Release
 from vllm_guard.units import GIB
 
 # Formats that read the safetensors files of the folder (model_executor/model_loader).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_guard.command.launcher import Usage
-from vllm_guard.facts import Device
+from vllm_guard.devices import Device
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.plan.defaults import (
     CPU_MAX_NUM_BATCHED_TOKENS,

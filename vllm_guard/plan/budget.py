@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm_guard.facts import Device
+from vllm_guard.devices import Device
 from vllm_guard.plan.defaults import Behaviour, runs_v2
 from vllm_guard.plan.policy import Policy
 from vllm_guard.units import GIB, MIB, floor4, requested_bytes

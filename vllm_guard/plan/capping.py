@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vllm_guard.facts import Device
+from vllm_guard.devices import Device
 from vllm_guard.plan.batch import BatchAsk, own_choice
 from vllm_guard.plan.defaults import Behaviour
 from vllm_guard.plan.policy import Policy

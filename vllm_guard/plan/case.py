@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from vllm_guard.command.parse import Command, Given
-from vllm_guard.facts import Chosen, Facts, Release, Warn, parse_release
+from vllm_guard.devices import Chosen
+from vllm_guard.facts import Facts, Warn
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.config import ModelTraits, read_traits
 from vllm_guard.model.peak import Band
@@ -22,6 +23,7 @@ from vllm_guard.plan.defaults import Behaviour, behaviours, is_assumed
 from vllm_guard.plan.largest import Least, Weights, least_budget
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.policy import Policy
+from vllm_guard.release import Release, parse_release
 
 if TYPE_CHECKING:
     from vllm_guard.model.weights import WeightBytes

@@ -8,7 +8,8 @@ from typing import Literal
 from typing_extensions import assert_never
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Chosen, Elsewhere, Facts, Selection, Unusable, Warn
+from vllm_guard.devices import Chosen, Elsewhere, Selection, Unusable
+from vllm_guard.facts import Facts, Warn
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.advice import advice

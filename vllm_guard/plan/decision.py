@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vllm_guard.facts import Device, Warn
+from vllm_guard.devices import Device
+from vllm_guard.facts import Warn
 from vllm_guard.model.peak import Band
 from vllm_guard.plan.needs import Demand
 from vllm_guard.units import ExitCode

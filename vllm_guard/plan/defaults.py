@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from vllm_guard.facts import Release
+from vllm_guard.release import Release
 from vllm_guard.units import GIB
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Facts, Release, parse_release
+from vllm_guard.facts import Facts
 from vllm_guard.model.checkpoint import Checkpoint
 from vllm_guard.model.config import ModelTraits
 from vllm_guard.model.drafts import Draft, draft_of, is_read, with_draft, with_further_layer
@@ -23,6 +23,7 @@ from vllm_guard.plan.defaults import Behaviour, runs_v2
 from vllm_guard.plan.kv_demand import kv_demand
 from vllm_guard.plan.needs import Demand
 from vllm_guard.plan.speculation import speculation
+from vllm_guard.release import Release, parse_release
 from vllm_guard.units import GIB
 
 _MOST_RANKS: Final = 4096

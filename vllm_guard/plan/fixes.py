@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from vllm_guard.facts import Device, Gpu, Release, parse_release
+from vllm_guard.devices import Device
+from vllm_guard.facts import Gpu
 from vllm_guard.plan.budget import Room, format_fraction, fraction_within
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
 from vllm_guard.plan.what_if import smaller_requests
+from vllm_guard.release import Release, parse_release
 from vllm_guard.units import ceil_mib, floor_mib
 
 MOST_FIXES: Final = 2

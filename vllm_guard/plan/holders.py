@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from vllm_guard.facts import Device, Facts, GpuProcess
+from vllm_guard.devices import Device
+from vllm_guard.facts import Facts, GpuProcess
 from vllm_guard.units import GIB, MIB
 
 _UNEXPLAINED_BYTES: Final = 256 * MIB

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm_guard.command.parse import Command
-from vllm_guard.facts import Facts, Release, parse_release
+from vllm_guard.facts import Facts
 from vllm_guard.model.drafts import Draft, layers_with_draft
 from vllm_guard.model.kv_cache import KvCache, kv_cache
 from vllm_guard.model.kv_dtype import stored_kv_cache_dtype
@@ -16,6 +16,7 @@ from vllm_guard.model.kv_shapes import Attention
 from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
+from vllm_guard.release import Release, parse_release
 
 _FOUR_BYTES: Final = frozenset(("float32", "float"))
 _FLOAT32_BYTES: Final = 4

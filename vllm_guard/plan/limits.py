@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_guard.facts import competitors
+from vllm_guard.devices import competitors
 from vllm_guard.plan.budget import cuda_total_bytes
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.choice import NoRoom

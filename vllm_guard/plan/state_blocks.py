@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from vllm_guard.facts import Release, parse_release
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
 from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import Gate
 from vllm_guard.plan.pool import Judged, outcome_of, pool_band
+from vllm_guard.release import Release, parse_release
 
 NEED: Final = "a state block for each of"
 # Read in 0.32.0 (config/compilation.py resolve_cudagraph_mode_and_sizes); starts of 0.19 and 0.27.1 were seen to fail by it, of 0.18 not.

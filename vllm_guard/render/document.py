@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from vllm_guard.command.mask import mask_text
-from vllm_guard.facts import Facts, GpuProcess, Warn, parse_release
+from vllm_guard.facts import Facts, GpuProcess, Warn
 from vllm_guard.plan.decision import NOT_JUDGED, Assessment, Decision, DevicePlan, Launch, Refusal, Setting, Unmeasured
 from vllm_guard.plan.defaults import is_assumed
+from vllm_guard.release import parse_release
 from vllm_guard.render.demand import demand_document, fits_document
 from vllm_guard.render.devices import device_label
 from vllm_guard.render.text import summary

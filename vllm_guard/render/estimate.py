@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_guard.facts import parse_release
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.decision import RefusalReason
 from vllm_guard.plan.defaults import BEHAVIOURS, is_assumed
 from vllm_guard.plan.estimate import Row, Table
 from vllm_guard.plan.needs import Demand
+from vllm_guard.release import parse_release
 from vllm_guard.render.demand import demand_document
 from vllm_guard.render.devices import plain
 from vllm_guard.render.document import SCHEMA_VERSION

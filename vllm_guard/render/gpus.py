@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from vllm_guard.facts import Device, Facts
+from vllm_guard.devices import Device
+from vllm_guard.facts import Facts
 from vllm_guard.plan.decision import Assessment, DevicePlan
 from vllm_guard.plan.holders import why_incomplete
 from vllm_guard.render.devices import device_lines

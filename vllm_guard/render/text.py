@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing_extensions import assert_never
 
 from vllm_guard.command.mask import mask_text
-from vllm_guard.facts import Warn, competitors
+from vllm_guard.devices import competitors
+from vllm_guard.facts import Warn
 from vllm_guard.plan.decision import Assessment, Decision, Launch, Refusal, Unmeasured
 from vllm_guard.render.demand import demand_lines
 from vllm_guard.render.devices import device_label, device_lines, plain
