@@ -14,6 +14,7 @@ usage: vllm-guard serve MODEL [vllm options] [--guard-... options]
        vllm-guard check MODEL [vllm options] [--guard-... options]
        vllm-guard run [--guard-... options] -- CMD ...
        vllm-guard estimate MODEL [--memory 24GiB]... [--concurrency N] [vllm options]
+       vllm-guard explain [LOG|-]
        vllm-guard gpus [--watch] | snapshot [--with-commands] | demo
 
 Put in front of `vllm serve`. It measures free GPU memory, chooses a --gpu-memory-utilization that fits, says what it
@@ -23,6 +24,7 @@ changed and why, and becomes vLLM (same PID); or it refuses at once with the num
   check      the same decision, nothing started: report on stderr, the command line that would be executed on stdout
   run        another launcher of vLLM: `python -m vllm.entrypoints.openai.api_server ...`, `vllm bench latency ...`
   estimate   what a model needs, and what fits on cards of some size or on these, at each tensor parallel size
+  explain    why a start failed, from its log: the cause, the line that proves it, what helps (journalctl -u vllm | vllm-guard explain)
   gpus       who holds the memory of which card
   snapshot   what this host looks like to the guard, as JSON; decide from it with check --guard-snapshot=FILE
   demo       one launch and one refusal on made-up cards: needs no GPU and no vLLM

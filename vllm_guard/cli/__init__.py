@@ -16,7 +16,7 @@ from vllm_guard.flags import nearest, split_flags
 from vllm_guard.settings import Loaded, load
 from vllm_guard.units import ExitCode
 
-COMMANDS: Final = ("serve", "check", "run", "gpus", "estimate", "snapshot", "demo")
+COMMANDS: Final = ("serve", "check", "run", "gpus", "estimate", "explain", "snapshot", "demo")
 
 
 def main(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -> int:
@@ -68,6 +68,10 @@ def _run(name: str, call: Call, loaded: Loaded, words: Sequence[str]) -> int:
             from vllm_guard.cli.estimate import estimate  # noqa: PLC0415 - imports by need
 
             return estimate(call, loaded, words)
+        case "explain":
+            from vllm_guard.cli.explain import explain  # noqa: PLC0415 - imports by need
+
+            return explain(call, loaded, words)
         case "snapshot":
             from vllm_guard.cli.snapshot import snapshot  # noqa: PLC0415 - imports by need
 

@@ -1,0 +1,1 @@
+"""Why a start failed: a log in, its first cause out."""
