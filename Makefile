@@ -3,6 +3,7 @@
 # make gpu-check  what this project assumes about GPU memory, measured: two minutes, an NVIDIA GPU, TORCH_PYTHON=a python that has torch
 # make bench      what the guard costs up to exec, beside the libraries that it imports, gpustat and nvitop: four minutes
 # make bench-headers  what reading the headers of 163 shards costs, beside parsing their JSON: ten seconds
+# make bench-explain  how fast explain reads a log of 1 GiB, beside grep -c: half a minute
 # make test-slow  the promise with the real vLLM on this machine's memory: 2.5 GB of disk, CPython 3.11, root or user namespaces
 # Each sets itself up. PYTHON=python3.12 chooses another interpreter, VENV=folder another place.
 
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_PYTHON ?= python3
 
-.PHONY: demo test test-slow gpu-check bench bench-headers
+.PHONY: demo test test-slow gpu-check bench bench-headers bench-explain
 .NOTPARALLEL:
 
 demo: $(VENV)/runs
@@ -35,6 +36,9 @@ bench:
 
 bench-headers: $(VENV)/runs
 	@$(VENV)/bin/python bench/headers.py
+
+bench-explain: $(VENV)/runs
+	@$(VENV)/bin/python bench/explain.py
 
 # The stamps: a venv is made anew when what it was made from has changed.
 $(VENV)/runs: pyproject.toml Makefile
