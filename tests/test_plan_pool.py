@@ -373,6 +373,82 @@ def test_the_cpu_builds_blocks_are_of_128_tokens() -> None:
     assert outcomes == ["pass", "fail"]
 
 
+@pytest.mark.parametrize("more", [pytest.param((), id="compiled"), pytest.param(("--enforce-eager",), id="eager, where nothing is run before the gate")])
+def test_the_cpu_build_keeps_nothing_of_the_batch_until_its_gate(more: tuple[str, ...]) -> None:
+    """65536 tokens of a 1B model take 1664 MiB for a moment; what is left of 3200 MiB once they are gone holds the weights of 2098 MiB."""
+    tiny = checkpoint(2098, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4, vocab_size=32_000)
+    argv = ("--max-model-len", "2048", "--max-num-batched-tokens", "65536", "--gpu-memory-utilization", "0.4", *more)
+
+    assert "uncertain" == gate(judge(cpu_facts(total_mib=8000, free_mib=6500), *argv, model=tiny), "cache_blocks")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "low"),
+    [
+        pytest.param("llama", 32_768 * 2 * (4096 + 2 * 12_288), id="a family of known widths"),
+        pytest.param("molmo", 32_768 * 2 * 4096, id="one whose MLPs have half of intermediate_size"),
+        pytest.param("lfm2", 32_768 * 2 * 4096, id="one whose MLPs have two thirds of it"),
+        pytest.param("jais2", 32_768 * 2 * 4096, id="one without a gate, which is not known"),
+    ],
+)
+def test_the_batch_surely_takes_what_is_known_of_the_mlps_only(model_type: str, low: int) -> None:
+    """32768 tokens of 16 bits."""
+    model = llama(None, model_type=model_type, intermediate_size=12_288, layer_types=["full_attention"] * 32)
+    decision = judge(facts(), "--max-model-len", "4096", "--max-num-batched-tokens", "32768", model=model)
+    demand = launched(decision).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.activation, Unknown)
+    assert low == demand.activation.low
+
+
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+FOUR_BITS: dict[str, Any] = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "is_certain"),
+    [
+        pytest.param({**GPTQ, "lm_head": False}, True, id="GPTQ"),
+        pytest.param({**GPTQ, "lm_head": True}, False, id="GPTQ with its head"),
+        pytest.param({**GPTQ, "bits": 8, "dynamic": {"+:.*mlp.*": {"bits": 4}}}, False, id="GPTQ with exceptions"),
+        pytest.param({**GPTQ, "quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 4}}}, False, id="AutoRound with exceptions"),
+        pytest.param({**COMPRESSED, "config_groups": {"group_0": FOUR_BITS}, "ignore": ["lm_head"]}, True, id="compressed tensors but for the head"),
+        pytest.param({**COMPRESSED, "config_groups": {"group_0": FOUR_BITS}, "ignore": []}, False, id="compressed tensors with the head"),
+        pytest.param(
+            {**COMPRESSED, "config_groups": {"group_0": FOUR_BITS, "group_1": FOUR_BITS}, "ignore": ["lm_head"]}, False, id="two groups, one may be embeddings"
+        ),
+        pytest.param({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}, True, id="ModelOpt but for the head"),
+        pytest.param({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False, id="ModelOpt with the head"),
+    ],
+)
+def test_a_quantized_checkpoint_without_files_is_certain_where_one_method_holds_for_all_of_it(quantization: dict[str, Any], *, is_certain: bool) -> None:
+    """Within 3 % and the scales; else a head of 1 GiB may be one of 256 MiB, and layers smaller than the method's bits."""
+    demand = launched(judge(facts(), "--max-model-len", "4096", model=llama(None, quantization_config=quantization))).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.weights, Unknown)
+    assert is_certain == (2 * demand.weights.low > demand.weights.likely)
+
+
+def test_towers_whose_config_was_kept_by_a_model_of_text_alone_may_not_be_loaded() -> None:
+    """vLLM goes by the architecture."""
+    sight = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+    text = {**LLAMA, "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14_336, "vocab_size": 131_072, "max_position_embeddings": 4096}
+    lows = []
+    for architecture in ("MistralForCausalLM", "Mistral3ForConditionalGeneration"):
+        model = checkpoint(
+            architectures=[architecture], model_type="mistral3", text_config=text, vision_config=sight, quantization_config={"quant_method": "fp8"}
+        )
+        demand = launched(judge(facts(), model=model)).assessment.demand
+        assert demand is not None
+        assert not isinstance(demand.weights, Unknown)
+        lows.append(demand.weights.low)
+
+    assert lows[1] - lows[0] > 600 * MIB
+
+
 MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 64, "mamba_d_conv": 4}
 NEMOTRON: dict[str, Any] = {
     "model_type": "nemotron_h",
@@ -531,6 +607,18 @@ class TestFixes:
 
         assert "one_sequence_uncertain" in [warning.code for warning in launched(decision).assessment.warnings]
         assert (flag, int(value) < 256) == ("--max-num-seqs", True)
+
+    @pytest.mark.parametrize(
+        ("capability", "is_offered"),
+        [pytest.param((8, 9), True, id="Ada"), pytest.param((8, 6), False, id="Ampere"), pytest.param(None, True, id="a card that does not say")],
+    )
+    def test_a_cache_of_eight_bits_where_the_card_has_them(self, capability: tuple[int, int] | None, *, is_offered: bool) -> None:
+        """56000 tokens take 6.8 GiB, and half of it in eight bits; a shorter length comes first."""
+        card = replace(RTX_4090, compute_capability=capability)
+        argv = ("--max-model-len", "56000", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
+        fixes = launched(judge(facts(card), *argv, model=llama())).assessment.fixes
+
+        assert is_offered == ("--kv-cache-dtype fp8" in fixes)
 
     def test_a_start_that_likely_works_has_none(self) -> None:
         """Nothing to mend."""

@@ -14,6 +14,7 @@ from vllm_guard.plan.trial import CEILING, Trial, try_case
 _SHORTEST: Final = 256
 _LEAST_BATCH: Final = 64
 _SIXTEEN_BITS: Final = ("auto", "bfloat16", "float16")
+_FIRST_WITH_FP8: Final = (8, 9)  # older cards have it with some attention backends only (v1/attention/backends/*.py supports_kv_cache_dtype)
 
 
 def smaller_requests(case: Case) -> Iterator[str]:
@@ -34,8 +35,8 @@ def smaller_requests(case: Case) -> Iterator[str]:
     yield from _fewer(case, trial)
     if "max_model_len" in given:
         yield from _shorter(case, trial)
-    kv = case.demand.kv
-    if not isinstance(kv, Unknown) and kv.setting.kv_cache_dtype in _SIXTEEN_BITS and _helps(case, "kv_cache_dtype", "fp8"):
+    kv, old = case.demand.kv, any((each.device.compute_capability or _FIRST_WITH_FP8) < _FIRST_WITH_FP8 for each in case.rooms)
+    if not isinstance(kv, Unknown) and kv.setting.kv_cache_dtype in _SIXTEEN_BITS and not old and _helps(case, "kv_cache_dtype", "fp8"):
         yield "--kv-cache-dtype fp8"
     if case.demand.cuda_graphs.likely and _helps(case, "enforce_eager", value=True):
         yield "--enforce-eager"
