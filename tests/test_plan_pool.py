@@ -375,11 +375,16 @@ def test_the_cpu_builds_blocks_are_of_128_tokens() -> None:
 
 @pytest.mark.parametrize("more", [pytest.param((), id="compiled"), pytest.param(("--enforce-eager",), id="eager, where nothing is run before the gate")])
 def test_the_cpu_build_keeps_nothing_of_the_batch_until_its_gate(more: tuple[str, ...]) -> None:
-    """65536 tokens of a 1B model take 1664 MiB for a moment; what is left of 3200 MiB once they are gone holds the weights of 2098 MiB."""
-    tiny = checkpoint(2098, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4, vocab_size=32_000)
-    argv = ("--max-model-len", "2048", "--max-num-batched-tokens", "65536", "--gpu-memory-utilization", "0.4", *more)
+    """Two starts of 0.32.0 that were seen: 0.085 and 0.125 of 15.6 GiB left a cache of 0.55 and 1.19 GiB, with runs of 65536 and 32768 tokens."""
+    shape = {"hidden_size": 1024, "intermediate_size": 16_384, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model = checkpoint(102, **shape, vocab_size=320, tie_word_embeddings=False)
+    tokens, fraction = ("65536", "0.085") if more else ("32768", "0.125")
+    argv = ("--max-model-len", "512", "--max-num-seqs", "8", "--max-num-batched-tokens", tokens, "--gpu-memory-utilization", fraction, *more)
+    decision = launched(judge(cpu_facts(total_mib=15_964, free_mib=14_000), *argv, model=model))
 
-    assert "uncertain" == gate(judge(cpu_facts(total_mib=8000, free_mib=6500), *argv, model=tiny), "cache_blocks")
+    assert "uncertain" == gate(decision, "cache_blocks")
+    assert decision.assessment.fits is not None
+    assert decision.assessment.fits.kv_pool_bytes.likely == pytest.approx(0.55 * GIB if more else 1.19 * GIB, rel=0.1)
 
 
 @pytest.mark.parametrize(
