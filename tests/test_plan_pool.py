@@ -454,6 +454,17 @@ def test_towers_whose_config_was_kept_by_a_model_of_text_alone_may_not_be_loaded
     assert lows[1] - lows[0] > 600 * MIB
 
 
+@pytest.mark.parametrize("replicas", ["1", "2", "4"])
+def test_replicas_of_a_model_do_not_share_its_layers(replicas: str) -> None:
+    """Each of them likely holds all of the 15317 MiB."""
+    cards = [gpu(index, total_mib=24_564, free_mib=24_100, reserved_mib=449) for index in range(4)]
+    demand = launched(judge(facts(*cards), "--max-model-len", "8192", "--data-parallel-size", replicas, model=llama())).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.weights, Unknown)
+    assert demand.weights.likely == pytest.approx(15_317 * MIB, rel=0.01)
+
+
 MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 64, "mamba_d_conv": 4}
 NEMOTRON: dict[str, Any] = {
     "model_type": "nemotron_h",

@@ -137,8 +137,8 @@ def _cautious(weights: WeightBytes, command: Command, checkpoint: Checkpoint, tr
         stored_so = traits.quantized or command.text("quantization") is not None
         told = stored_so and is_one_method(checkpoint.config, text_config(checkpoint.config))
         low = low // 4 if share is None and not told else low
-        if share is not None and share < low:
-            low, likely = share // 2, share
+        if files is not None and share is not None and share < low:  # replicas of the model share its experts at most
+            low, likely = share // 2, min(likely, files // ask.model_ranks(command))
     limited = any(dest in command.given for dest in ("limit_mm_per_prompt", "language_model_only"))
     text_alone = (traits.architecture or "").endswith("ForCausalLM")
     whole = familiar(checkpoint.config) and familiar_decoder(checkpoint.config) and not ask.is_pooling(command, traits) and not text_alone
