@@ -63,6 +63,13 @@ def test_a_sequence_that_no_pool_can_hold_is_refused_with_the_longest_that_fits(
     assert gate(judge(facts(RTX_4090), "--max-model-len", longest, model=llama()), "one_sequence") != "fail"
 
 
+def test_what_is_left_for_the_cache_is_never_called_less_than_nothing() -> None:
+    """The weights alone likely exceed a card of 16 GiB, while the length certainly does."""
+    refusal = refused(judge(facts(gpu(total_mib=16_376, free_mib=16_000, reserved_mib=300)), model=llama(None)))
+
+    assert "GPU 0 leaves about 0 MiB for the KV cache, one sequence of 131072 tokens needs 16386 MiB" in verdict_line(refusal)
+
+
 def test_between_the_bounds_it_starts_with_a_warning() -> None:
     """Nobody knows the activations to the MiB."""
     decision = judge(facts(RTX_4090), "--max-model-len", "40000", model=llama())

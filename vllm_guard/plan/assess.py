@@ -119,4 +119,4 @@ def pool_warnings(judged: Sequence[Gate]) -> tuple[Warn, ...]:
 
 
 def _mib(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else f"about {size_bytes // MIB} MiB"
+    return "unknown" if size_bytes is None else f"about {max(0, size_bytes) // MIB} MiB"
