@@ -643,6 +643,20 @@ class TestFixes:
 
         assert is_offered == ("--kv-cache-dtype fp8" in fixes)
 
+    def test_a_cache_that_is_larger_than_the_card_is_to_be_smaller_and_nobody_to_end(self) -> None:
+        """24 GiB cannot be made 100."""
+        fixes = refused(judge(facts(RTX_4090), "--kv-cache-memory-bytes", "100G", "--max-model-len", "4096", model=llama())).assessment.fixes
+        flag, value, *_ = fixes[0].split()
+
+        assert 1 == len(fixes)
+        assert isinstance(judge(facts(RTX_4090), flag, value, "--max-model-len", "4096", model=llama()), Launch)
+
+    def test_the_batch_is_not_called_weights(self) -> None:
+        """131072 tokens of activations beside 15 GiB of weights."""
+        refusal = refused(judge(facts(RTX_4090), "--max-model-len", "131072", "--max-num-batched-tokens", "131072", model=llama()))
+
+        assert "weights, activations and CUDA graphs likely need" in verdict_line(refusal)
+
     def test_a_start_that_likely_works_has_none(self) -> None:
         """Nothing to mend."""
         assert launched(judge(facts(RTX_4090), "--max-model-len", "4096", model=llama())).assessment.fixes == ()
