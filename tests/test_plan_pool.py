@@ -140,6 +140,15 @@ def test_a_model_without_any_cache_is_not_held_against_a_pool() -> None:
     assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=replace(bert, sentence_transformers=True)), "cache_blocks") == "pass"
 
 
+def test_the_document_of_a_model_without_any_cache_is_json() -> None:
+    """No number of sequences is infinity there."""
+    decision = judge(facts(), model=llama(None, architectures=["BertModel"], model_type="bert", max_position_embeddings=512))
+    document = decision_document(decision, facts(), executable=None, given={}, masked_argv=(), warnings=(), elapsed_seconds=0)
+
+    assert document["fits"] is None
+    assert json.loads(json.dumps(document, allow_nan=False))
+
+
 def test_a_length_that_fits_itself_needs_one_token_only() -> None:
     """A lowered launch of `auto` is not refused for the whole length."""
     decision = judge(facts(gpu(free_mib=20_000)), "--max-model-len", "auto", model=llama())
@@ -650,6 +659,25 @@ class TestFixes:
 
         assert 1 == len(fixes)
         assert isinstance(judge(facts(RTX_4090), flag, value, "--max-model-len", "4096", model=llama()), Launch)
+
+    @pytest.mark.parametrize(
+        ("argv", "reason"),
+        [
+            pytest.param((), "context_too_long", id="a long length on a small card"),
+            pytest.param(("--max-num-batched-tokens", "32768"), "model_too_large", id="and a large batch"),
+            pytest.param(("--max-model-len", "8192", "--max-num-batched-tokens", "32768"), None, id="a batch that was given back already"),
+        ],
+    )
+    def test_where_no_flag_alone_is_enough_three_are(self, argv: tuple[str, ...], reason: str | None) -> None:
+        """18000 MiB for the 15317 of an 8B model: it takes fewer sequences for the sampler, and a shorter one."""
+        world = facts(gpu(total_mib=18_000, free_mib=17_500, reserved_mib=200))
+        decision = judge(world, *argv, model=llama())
+        assert isinstance(decision, Launch | Refusal)
+        words = decision.assessment.fixes[0].split()
+
+        assert reason == (decision.reason if isinstance(decision, Refusal) else None)
+        assert {"--max-model-len", "--max-num-seqs"} <= set(words)
+        assert () == launched(judge(world, *words, model=llama())).assessment.fixes
 
     def test_the_batch_is_not_called_weights(self) -> None:
         """131072 tokens of activations beside 15 GiB of weights."""
