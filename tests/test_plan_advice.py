@@ -19,6 +19,9 @@ SMALL_MODEL = Checkpoint("/models/m", QWEN_HALF, 943 * MIB)
 SHORT = ("--max-model-len", "4096")
 
 
+LONG_ROPE = {"model_type": "phi3", "original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}
+
+
 def message(decision: Decision, code: str) -> str:
     """What the warning with this code says."""
     return next(warning.message for warning in launched(decision).assessment.warnings if warning.code == code)
@@ -60,6 +63,11 @@ def test_what_contradicts_is_said(argv: tuple[str, ...], model: Checkpoint, code
         pytest.param(("-q", "awq_marlin"), {"quantization_config": {"quant_method": "awq", "bits": 4}}, {}, "quantization_contradicts", id="another kernel"),
         pytest.param(("-q", "humming"), {"quantization_config": {"quant_method": "awq", "bits": 4}}, {}, "quantization_contradicts", id="an override"),
         pytest.param(("-q", "fp8"), {}, {}, "quantization_contradicts", id="quantized while loading"),
+        pytest.param(
+            ("-q", "fp8"), {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, {}, "quantization_contradicts", id="ModelOpt overrules"
+        ),
+        pytest.param(("-q", "fp8"), {"quantization_config": {"quant_method": "mxfp4"}}, {}, "quantization_contradicts", id="gpt-oss overrules"),
+        pytest.param(("--max-model-len", "32768"), LONG_ROPE, {}, "length_above_config", id="up to what LongRoPE reaches"),
         pytest.param(("--max-model-len", "200000"), {}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, "length_above_config", id="a longer length that is allowed"),
         pytest.param(("--max-model-len", "131072"), {}, {}, "length_inherited", id="a long length that was asked for"),
         pytest.param(("--cpu-offload-gb", "1"), {}, {}, "offload_beyond_layers", id="an offload within the layers"),

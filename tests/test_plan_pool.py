@@ -63,6 +63,13 @@ def test_a_sequence_that_no_pool_can_hold_is_refused_with_the_longest_that_fits(
     assert gate(judge(facts(RTX_4090), "--max-model-len", longest, model=llama()), "one_sequence") != "fail"
 
 
+def test_what_is_left_for_the_cache_is_never_called_less_than_nothing() -> None:
+    """The weights alone likely exceed a card of 16 GiB, while the length certainly does."""
+    refusal = refused(judge(facts(gpu(total_mib=16_376, free_mib=16_000, reserved_mib=300)), model=llama(None)))
+
+    assert "GPU 0 leaves about 0 MiB for the KV cache, one sequence of 131072 tokens needs 16386 MiB" in verdict_line(refusal)
+
+
 def test_between_the_bounds_it_starts_with_a_warning() -> None:
     """Nobody knows the activations to the MiB."""
     decision = judge(facts(RTX_4090), "--max-model-len", "40000", model=llama())
@@ -131,6 +138,15 @@ def test_a_model_without_any_cache_is_not_held_against_a_pool() -> None:
 
     assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=bert), "cache_blocks") == "pass"
     assert gate(judge(facts(), "--gpu-memory-utilization", "0.005", model=replace(bert, sentence_transformers=True)), "cache_blocks") == "pass"
+
+
+def test_the_document_of_a_model_without_any_cache_is_json() -> None:
+    """No number of sequences is infinity there."""
+    decision = judge(facts(), model=llama(None, architectures=["BertModel"], model_type="bert", max_position_embeddings=512))
+    document = decision_document(decision, facts(), executable=None, given={}, masked_argv=(), warnings=(), elapsed_seconds=0)
+
+    assert document["fits"] is None
+    assert json.loads(json.dumps(document, allow_nan=False))
 
 
 def test_a_length_that_fits_itself_needs_one_token_only() -> None:
@@ -373,6 +389,98 @@ def test_the_cpu_builds_blocks_are_of_128_tokens() -> None:
     assert outcomes == ["pass", "fail"]
 
 
+@pytest.mark.parametrize("more", [pytest.param((), id="compiled"), pytest.param(("--enforce-eager",), id="eager, where nothing is run before the gate")])
+def test_the_cpu_build_keeps_nothing_of_the_batch_until_its_gate(more: tuple[str, ...]) -> None:
+    """Two starts of 0.32.0 that were seen: 0.085 and 0.125 of 15.6 GiB left a cache of 0.55 and 1.19 GiB, with runs of 65536 and 32768 tokens."""
+    shape = {"hidden_size": 1024, "intermediate_size": 16_384, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model = checkpoint(102, **shape, vocab_size=320, tie_word_embeddings=False)
+    tokens, fraction = ("65536", "0.085") if more else ("32768", "0.125")
+    argv = ("--max-model-len", "512", "--max-num-seqs", "8", "--max-num-batched-tokens", tokens, "--gpu-memory-utilization", fraction, *more)
+    decision = launched(judge(cpu_facts(total_mib=15_964, free_mib=14_000), *argv, model=model))
+
+    assert "uncertain" == gate(decision, "cache_blocks")
+    assert decision.assessment.fits is not None
+    assert decision.assessment.fits.kv_pool_bytes.likely == pytest.approx(0.55 * GIB if more else 1.19 * GIB, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "low"),
+    [
+        pytest.param("llama", 32_768 * 2 * (4096 + 2 * 12_288), id="a family of known widths"),
+        pytest.param("molmo", 32_768 * 2 * 4096, id="one whose MLPs have half of intermediate_size"),
+        pytest.param("lfm2", 32_768 * 2 * 4096, id="one whose MLPs have two thirds of it"),
+        pytest.param("jais2", 32_768 * 2 * 4096, id="one without a gate, which is not known"),
+    ],
+)
+def test_the_batch_surely_takes_what_is_known_of_the_mlps_only(model_type: str, low: int) -> None:
+    """32768 tokens of 16 bits."""
+    model = llama(None, model_type=model_type, intermediate_size=12_288, layer_types=["full_attention"] * 32)
+    decision = judge(facts(), "--max-model-len", "4096", "--max-num-batched-tokens", "32768", model=model)
+    demand = launched(decision).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.activation, Unknown)
+    assert low == demand.activation.low
+
+
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+FOUR_BITS: dict[str, Any] = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "is_certain"),
+    [
+        pytest.param({**GPTQ, "lm_head": False}, True, id="GPTQ"),
+        pytest.param({**GPTQ, "lm_head": True}, False, id="GPTQ with its head"),
+        pytest.param({**GPTQ, "bits": 8, "dynamic": {"+:.*mlp.*": {"bits": 4}}}, False, id="GPTQ with exceptions"),
+        pytest.param({**GPTQ, "quant_method": "auto-round", "extra_config": {"lm_head": {"bits": 4}}}, False, id="AutoRound with exceptions"),
+        pytest.param({**COMPRESSED, "config_groups": {"group_0": FOUR_BITS}, "ignore": ["lm_head"]}, True, id="compressed tensors but for the head"),
+        pytest.param({**COMPRESSED, "config_groups": {"group_0": FOUR_BITS}, "ignore": []}, False, id="compressed tensors with the head"),
+        pytest.param(
+            {**COMPRESSED, "config_groups": {"group_0": FOUR_BITS, "group_1": FOUR_BITS}, "ignore": ["lm_head"]}, False, id="two groups, one may be embeddings"
+        ),
+        pytest.param({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}, True, id="ModelOpt but for the head"),
+        pytest.param({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False, id="ModelOpt with the head"),
+    ],
+)
+def test_a_quantized_checkpoint_without_files_is_certain_where_one_method_holds_for_all_of_it(quantization: dict[str, Any], *, is_certain: bool) -> None:
+    """Within 3 % and the scales; else a head of 1 GiB may be one of 256 MiB, and layers smaller than the method's bits."""
+    demand = launched(judge(facts(), "--max-model-len", "4096", model=llama(None, quantization_config=quantization))).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.weights, Unknown)
+    assert is_certain == (2 * demand.weights.low > demand.weights.likely)
+
+
+def test_towers_whose_config_was_kept_by_a_model_of_text_alone_may_not_be_loaded() -> None:
+    """vLLM goes by the architecture."""
+    sight = {"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
+    text = {**LLAMA, "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14_336, "vocab_size": 131_072, "max_position_embeddings": 4096}
+    lows = []
+    for architecture in ("MistralForCausalLM", "Mistral3ForConditionalGeneration"):
+        model = checkpoint(
+            architectures=[architecture], model_type="mistral3", text_config=text, vision_config=sight, quantization_config={"quant_method": "fp8"}
+        )
+        demand = launched(judge(facts(), model=model)).assessment.demand
+        assert demand is not None
+        assert not isinstance(demand.weights, Unknown)
+        lows.append(demand.weights.low)
+
+    assert lows[1] - lows[0] > 600 * MIB
+
+
+@pytest.mark.parametrize("replicas", ["1", "2", "4"])
+def test_replicas_of_a_model_do_not_share_its_layers(replicas: str) -> None:
+    """Each of them likely holds all of the 15317 MiB."""
+    cards = [gpu(index, total_mib=24_564, free_mib=24_100, reserved_mib=449) for index in range(4)]
+    demand = launched(judge(facts(*cards), "--max-model-len", "8192", "--data-parallel-size", replicas, model=llama())).assessment.demand
+
+    assert demand is not None
+    assert not isinstance(demand.weights, Unknown)
+    assert demand.weights.likely == pytest.approx(15_317 * MIB, rel=0.01)
+
+
 MAMBA2: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 64, "mamba_d_conv": 4}
 NEMOTRON: dict[str, Any] = {
     "model_type": "nemotron_h",
@@ -531,6 +639,51 @@ class TestFixes:
 
         assert "one_sequence_uncertain" in [warning.code for warning in launched(decision).assessment.warnings]
         assert (flag, int(value) < 256) == ("--max-num-seqs", True)
+
+    @pytest.mark.parametrize(
+        ("capability", "is_offered"),
+        [pytest.param((8, 9), True, id="Ada"), pytest.param((8, 6), False, id="Ampere"), pytest.param(None, True, id="a card that does not say")],
+    )
+    def test_a_cache_of_eight_bits_where_the_card_has_them(self, capability: tuple[int, int] | None, *, is_offered: bool) -> None:
+        """56000 tokens take 6.8 GiB, and half of it in eight bits; a shorter length comes first."""
+        card = replace(RTX_4090, compute_capability=capability)
+        argv = ("--max-model-len", "56000", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
+        fixes = launched(judge(facts(card), *argv, model=llama())).assessment.fixes
+
+        assert is_offered == ("--kv-cache-dtype fp8" in fixes)
+
+    def test_a_cache_that_is_larger_than_the_card_is_to_be_smaller_and_nobody_to_end(self) -> None:
+        """24 GiB cannot be made 100."""
+        fixes = refused(judge(facts(RTX_4090), "--kv-cache-memory-bytes", "100G", "--max-model-len", "4096", model=llama())).assessment.fixes
+        flag, value, *_ = fixes[0].split()
+
+        assert 1 == len(fixes)
+        assert isinstance(judge(facts(RTX_4090), flag, value, "--max-model-len", "4096", model=llama()), Launch)
+
+    @pytest.mark.parametrize(
+        ("argv", "reason"),
+        [
+            pytest.param((), "context_too_long", id="a long length on a small card"),
+            pytest.param(("--max-num-batched-tokens", "32768"), "model_too_large", id="and a large batch"),
+            pytest.param(("--max-model-len", "8192", "--max-num-batched-tokens", "32768"), None, id="a batch that was given back already"),
+        ],
+    )
+    def test_where_no_flag_alone_is_enough_three_are(self, argv: tuple[str, ...], reason: str | None) -> None:
+        """18000 MiB for the 15317 of an 8B model: it takes fewer sequences for the sampler, and a shorter one."""
+        world = facts(gpu(total_mib=18_000, free_mib=17_500, reserved_mib=200))
+        decision = judge(world, *argv, model=llama())
+        assert isinstance(decision, Launch | Refusal)
+        words = decision.assessment.fixes[0].split()
+
+        assert reason == (decision.reason if isinstance(decision, Refusal) else None)
+        assert {"--max-model-len", "--max-num-seqs"} <= set(words)
+        assert () == launched(judge(world, *words, model=llama())).assessment.fixes
+
+    def test_the_batch_is_not_called_weights(self) -> None:
+        """131072 tokens of activations beside 15 GiB of weights."""
+        refusal = refused(judge(facts(RTX_4090), "--max-model-len", "131072", "--max-num-batched-tokens", "131072", model=llama()))
+
+        assert "weights, activations and CUDA graphs likely need" in verdict_line(refusal)
 
     def test_a_start_that_likely_works_has_none(self) -> None:
         """Nothing to mend."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -61,6 +62,16 @@ def test_vllms_own_1024_requests_have_no_state_each_on_80_gib() -> None:
     assert "a state block for each of --max-num-seqs 1024 needs 50176 MiB" in verdict_line(refusal)
     assert ("--max-num-seqs", 300 < int(most) < 500) == (flag, True)
     assert "fail" != gate2(flag, most).outcome
+
+
+def test_where_the_model_itself_likely_has_no_room_its_states_are_not_blamed() -> None:
+    """The 51500 MiB of weights on a card of 48 GiB, where fewer requests would change nothing."""
+    card = gpu(total_mib=49_140, free_mib=48_400, reserved_mib=500)
+    refusal = refused(judge(facts(card), "--max-num-seqs", "1024", model=replace(qwen(), weight_files_bytes=None)))
+
+    assert "model_too_large" == refusal.reason
+    assert "a state block" not in verdict_line(refusal)
+    assert not any("max-num-seqs" in fix for fix in refusal.assessment.fixes)
 
 
 @pytest.mark.parametrize(

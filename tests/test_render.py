@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from builders import checkpoint, facts, gpu, judge, launched
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_guard.render.bars import WIDTH, share_cells
-from vllm_guard.render.devices import age_text, plain
+from vllm_guard.render.devices import age_text, device_lines, plain
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=4, max_size=8))
@@ -34,3 +37,25 @@ def test_an_age_is_the_largest_whole_unit(seconds: float, text: str) -> None:
 def test_nothing_that_a_terminal_acts_on_gets_through() -> None:
     """Names of processes and cards are anybody's data."""
     assert plain("a\x1b[31mb\nc\u202ed") == "a?[31mb?c?d"
+
+
+LLAMA: dict[str, Any] = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("argv", "free_mib", "says"),
+    [
+        pytest.param(("--kv-cache-memory-bytes", "2147483648"), 24_000, "KV cache 2048 + margin and free 4623 ", id="a cache given in bytes"),
+        pytest.param(("--num-gpu-blocks-override", "300"), 24_000, "KV cache 600 + margin and free 6071 ", id="a cache given in blocks of 2 MiB"),
+        pytest.param(
+            ("--gpu-memory-utilization", "0.93"), 23_000, "total 24564 = in use 1564 + context 527 + ", id="a fraction that leaves less than the context"
+        ),
+    ],
+)
+def test_what_the_memory_goes_to_adds_up_to_the_card(argv: tuple[str, ...], free_mib: int, says: str) -> None:
+    """Llama 3.1 8B on a card of 24564 MiB, in MiB."""
+    world = facts(gpu(total_mib=24_564, free_mib=free_mib, reserved_mib=400))
+    lines = list(device_lines(launched(judge(world, "--max-model-len", "4096", *argv, model=checkpoint(15_317, **LLAMA))).assessment))
+    line = next(line for line in lines if "total 24564 = in use" in line)
+
+    assert says in line

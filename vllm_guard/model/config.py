@@ -160,6 +160,11 @@ def derived_max_model_len(config: Mapping[str, Any], release: Release | None, li
     return scaled
 
 
+def takes_less_than_it_can(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM takes a shorter length than the model's own when none is given, for LongRoPE is worse beyond the original one (_get_and_verify_max_len)."""
+    return any(str(rope.get("rope_type", rope.get("type"))) in _LONGROPE for rope in _rope_parameters(language_part(config)))
+
+
 def _stated_length(part: Mapping[str, Any]) -> int | None:
     """The length before scaling; a `model_max_length` beats all others. None where it is the default of a class that is not known."""
     override = _positive_int(part.get("model_max_length"))

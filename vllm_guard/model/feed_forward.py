@@ -38,6 +38,7 @@ _UNGATED: Final = frozenset(
         "apertus",
     )
 )
+_LARGEST_FACTOR: Final = 16
 _LLAMA4: Final = frozenset(("llama4", "llama4_text"))
 
 
@@ -84,7 +85,17 @@ def feed_forward(text: Fields, layer: int, name: str) -> Iterator[Matrix]:
     if not routed or text.kind.startswith("gemma4"):
         dense_layers = text.number("intermediate_size_mlp", "moe_dense_ffn_hidden_size")
         width = dense_layers or text.number("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff")
-        yield from mlp(text, width or default_width(text), name)
+        yield from mlp(text, _adjusted(text, width) or default_width(text), name)
+
+
+def _adjusted(text: Fields, width: int) -> int:
+    """LFM2 takes two thirds of its config's width, times a factor, rounded up (models/lfm2.py Lfm2MLP)."""
+    factor, multiple = text.values.get("block_ffn_dim_multiplier"), text.number("block_multiple_of", default=256)
+    if not text.says("block_auto_adjust_ff_dim"):
+        return width
+    inner = int(2 * width / 3)
+    inner = int(factor * inner) if isinstance(factor, int | float) and 0 < factor <= _LARGEST_FACTOR else inner
+    return -(-inner // multiple) * multiple
 
 
 def default_width(text: Fields) -> int:

@@ -20,8 +20,6 @@ _V2_LOGIT_BYTES: Final = 24
 # What the largest dummy images or videos of a multimodal model were seen to add: nothing for LLaVA 1.5, 1 to 3.5 GiB for the Qwen families.
 _ENCODER_LIKELY_BYTES: Final = 1200 * MIB
 _ENCODER_HIGH_BYTES: Final = 4 * GIB
-# Python, torch and the kernels of a worker of the CPU build, which count as part of the budget there.
-_CPU_WORKER: Final = (400 * MIB, 700 * MIB, 1536 * MIB)
 _GRAPHS: Final = (0, 320 * MIB, 1536 * MIB)
 
 
@@ -34,6 +32,10 @@ class Band:
     high: int
 
 
+# Python, torch and the kernels of a worker of the CPU build, which count as part of the budget there.
+_CPU_WORKER: Final = Band(400 * MIB, 700 * MIB, 1536 * MIB)
+
+
 @dataclass(frozen=True, slots=True)
 class Activation(Band):
     """The peak of the profile run, and what it follows: where the logits of `sampled` sequences decide, only fewer of them help."""
@@ -44,7 +46,9 @@ class Activation(Band):
 
 @dataclass(frozen=True, slots=True)
 class ProfileRun:
-    """What vLLM profiles: a batch of `tokens` in at most `sequences` requests."""
+    """What vLLM profiles: a batch of `tokens` in at most `sequences` requests. `widths_are_known`: the MLPs of this model are as wide as its config says;
+    Molmo's and Qwen's are half of it (models/molmo.py, qwen.py up to 0.22), LFM2's two thirds.
+    """
 
     tokens: int
     sequences: int
@@ -53,6 +57,7 @@ class ProfileRun:
     generates: bool
     multimodal: bool
     cpu: bool
+    widths_are_known: bool = False
 
 
 def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Activation | Unknown:
@@ -60,7 +65,12 @@ def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Activation | 
 
     Likely: 1.2 times the largest of the MLP with its experts, the attention projections, and the logits with the sampler, and 100 MiB. Of the 29 recorded
     starts that print enough, the band holds 26; the three below it are tensor parallel runs of 0.9.2 and pooling models. `max_num_seqs` times the
-    vocabulary decides on small cards. Low: the residual and, in a dense decoder, what the first projection of one MLP gives (models/llama.py).
+    vocabulary decides on small cards. Low: the residual and, in a dense decoder of known widths, what the first projection of one MLP gives
+    (models/llama.py).
+
+    The CPU build looks at what its process holds once the run is over, and runs nothing with --enforce-eager (v1/worker/cpu_worker.py
+    determine_available_memory): 0.32.0 was seen to hold 0.66 GiB beside the weights after a run of 32768 tokens, which needs 2.1 GiB or more. An allocator
+    may keep some of it, so the batch counts at the upper end.
     """
     text = Fields(text_config(config))
     hidden = text.number("hidden_size", "n_embd", "d_model")
@@ -78,14 +88,14 @@ def activation_peak(config: Mapping[str, Any], run: ProfileRun) -> Activation | 
     logit_bytes = _V2_LOGIT_BYTES if run.v2_runner else _V1_LOGIT_BYTES
     logits = min(run.sequences, run.tokens) * vocabulary * logit_bytes + run.tokens * hidden * _VALUE_BYTES if run.generates else 0
     likely, high = max(largest, logits) * 6 // 5 + 100 * MIB, max(largest, logits * _V1_LOGIT_BYTES // logit_bytes) * 8 // 5 + 256 * MIB
-    known = 0 if expert_count(text) or not run.generates else text.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    first = known * (2 if is_gated(text) else 1) // tp
-    low = run.tokens * _VALUE_BYTES * (hidden + first)
+    dense_generator = run.widths_are_known and run.generates and not expert_count(text)
+    width = text.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size") if dense_generator else 0
+    low = run.tokens * _VALUE_BYTES * (hidden + width * (2 if is_gated(text) else 1) // tp)
     if run.multimodal:
         likely, high = likely + _ENCODER_LIKELY_BYTES, high + _ENCODER_HIGH_BYTES
-    worker = _CPU_WORKER if run.cpu else (0, 0, 0)
-    sampled = (min(run.sequences, run.tokens), vocabulary) if logits > largest else (0, 0)
-    return Activation(low + worker[0], likely + worker[1], high + worker[2], *sampled)
+    if run.cpu:
+        return Activation(_CPU_WORKER.low, _CPU_WORKER.likely, high + _CPU_WORKER.high)
+    return Activation(low, likely, high, *((min(run.sequences, run.tokens), vocabulary) if logits > largest else ()))
 
 
 def _experts_bytes(text: Fields, run: ProfileRun, hidden: int, intermediate: int) -> int:

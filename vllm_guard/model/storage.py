@@ -97,9 +97,28 @@ _COMPRESSED: Final[Mapping[str, Scheme]] = {
 }
 
 
+def is_one_method(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Whether a quantized checkpoint's method is that of all its layers and leaves the head as it is. Else some of it may be smaller than the method says:
+    GPTQ and AutoRound have exceptions by module, and heads and embeddings may be quantized too (layers/quantization/*.py get_quant_method).
+    """
+    stored = _stored(config, text)
+    if stored is None:
+        return True
+    if any(stored.get(key) for key in ("lm_head", "dynamic", "extra_config")):
+        return False
+    if str(stored.get("quant_method")).startswith(("compressed-tensors", "modelopt")):
+        groups, kept = stored.get("config_groups"), Fields(stored).words("ignore") or Fields(stored).words("exclude_modules")
+        return any("lm_head" in name for name in kept) and not (isinstance(groups, dict) and len(groups) > 1)
+    return True
+
+
+def _stored(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((part for key in ("quantization_config", "compression_config") for each in (config, text) if isinstance(part := each.get(key), dict)), None)
+
+
 def scheme_of(config: Mapping[str, Any], text: Mapping[str, Any], asked: str | None) -> Scheme | Unknown | None:
     """The method of a checkpoint or, where it has none, the one asked for at load; None for plain weights."""
-    stored = next((part for key in ("quantization_config", "compression_config") for each in (config, text) if isinstance(part := each.get(key), dict)), None)
+    stored = _stored(config, text)
     if stored is not None:
         scheme = _stored_scheme(Fields(stored), asked)
         # DeepSeek V4: experts of four bits in a checkpoint of eight.

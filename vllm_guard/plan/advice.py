@@ -7,7 +7,7 @@ from typing import Final
 
 from vllm_guard.facts import Warn
 from vllm_guard.model.checkpoint import Checkpoint
-from vllm_guard.model.config import text_config
+from vllm_guard.model.config import takes_less_than_it_can, text_config
 from vllm_guard.model.fields import Fields
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
@@ -20,6 +20,8 @@ _FIRST_WITH_BFLOAT16: Final = (8, 0)
 _FULL_FRACTION: Final = 0.7  # of the pool, for all sequences at full length: above it vLLM likely preempts
 # Methods that replace each other, by what the checkpoint calls them (config/model.py _verify_quantization, 0.32.0). Others may override anything.
 _QUANTIZED_AS: Final = ("awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors", "modelopt", "mxfp4")
+# Checkpoints of these are taken for what they are, whatever is asked for (override_quantization_method in layers/quantization/modelopt.py, mxfp4.py).
+_OVERRULING: Final = frozenset(("modelopt", "mxfp4"))
 
 # What vLLM answers with an error, or what has no effect.
 CONTRADICTIONS: Final = frozenset(("quantization_contradicts", "length_above_config", "heads_do_not_divide", "bfloat16_unsupported", "offload_beyond_layers"))
@@ -55,8 +57,9 @@ def _model_warnings(case: Case) -> Iterator[Warn]:
     length, given = ask.effective_max_model_len(command, traits), command.integer("max_model_len", 0)
     own = traits.max_model_len if traits is not None else None
     allowed = case.facts.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in {"0", "false", "False", ""}
-    if own is not None and given > own and not allowed and "hf_overrides" not in command.given:
-        yield Warn("length_above_config", f"--max-model-len {given} is above the model's {own}: vLLM rejects it without VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
+    most = None if isinstance(case.checkpoint, Checkpoint) and takes_less_than_it_can(case.checkpoint.config) else own
+    if most is not None and given > most and not allowed and "hf_overrides" not in command.given:
+        yield Warn("length_above_config", f"--max-model-len {given} is above the model's {most}: vLLM rejects it without VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
     if "max_model_len" not in command.given and length is not None and length >= _LONG_TOKENS:
         yield Warn("length_inherited", f"--max-model-len is not given, so the model's own {length} tokens count{_what_it_takes(case)}")
     old = next((each.device for each in case.rooms if (each.device.compute_capability or _FIRST_WITH_BFLOAT16) < _FIRST_WITH_BFLOAT16), None)
@@ -75,7 +78,7 @@ def _quantization(case: Case, checkpoint: Checkpoint) -> Iterator[Warn]:
     stored = Fields(checkpoint.config).part("quantization_config") or Fields(text).part("quantization_config", "compression_config")
     method = None if stored is None else stored.values.get("quant_method")
     families = [_family(name) for name in (asked, method) if isinstance(name, str)]
-    if len(families) == 2 and None not in families and families[0] != families[1]:  # noqa: PLR2004 - asked and stored
+    if len(families) == 2 and None not in families and families[0] != families[1] and families[1] not in _OVERRULING:  # noqa: PLR2004 - asked and stored
         yield Warn("quantization_contradicts", f"the checkpoint is quantized with {method}, --quantization says {asked}: vLLM rejects it, leave the flag out")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -95,18 +94,17 @@ def _device_plan(case: Case, each: Room, choice: Choice, *, limits: bool) -> Dev
 
 
 def fits_at(case: Case, fraction: float) -> Fits | None:
-    """What the pool holds on the device with the smallest budget; None where the demand or the pool is not known."""
+    """What the pool holds on the device with the smallest budget; None where the demand or the pool is not known, or nothing is kept."""
     kv, budget = case.demand.kv, min(requested_bytes(cuda_total_bytes(each.device)[1], fraction) for each in case.rooms)
     band, known = pool_band(case.demand, budget, case.weights_floor_bytes)
     if case.pool_bytes is not None:
         band, known = Band(case.pool_bytes, case.pool_bytes, case.pool_bytes), True
     elif case.pool_is_explicit:
         return None
-    if not known or isinstance(kv, Unknown) or ask.effective_max_model_len(case.command, case.traits) is None:
+    if not known or isinstance(kv, Unknown) or not kv.one_sequence_bytes or ask.effective_max_model_len(case.command, case.traits) is None:
         return None
     band = Band(max(0, band.low), max(0, band.likely), max(0, band.high))
-    one = kv.one_sequence_bytes
-    return Fits(band, kv.printed_tokens(band.likely), kv.largest_max_model_len(band.likely), round(band.likely / one, 2) if one else math.inf)
+    return Fits(band, kv.printed_tokens(band.likely), kv.largest_max_model_len(band.likely), round(band.likely / kv.one_sequence_bytes, 2))
 
 
 def pool_warnings(judged: Sequence[Gate]) -> tuple[Warn, ...]:
@@ -119,4 +117,4 @@ def pool_warnings(judged: Sequence[Gate]) -> tuple[Warn, ...]:
 
 
 def _mib(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else f"about {size_bytes // MIB} MiB"
+    return "unknown" if size_bytes is None else f"about {max(0, size_bytes) // MIB} MiB"

@@ -63,7 +63,7 @@ def _weigh(case: Case) -> Decision:
     if fraction < case.policy.min_utilization:
         return _refuse(trial, "below_min_utilization", below_min_utilization(case, fraction))
     if failed is not None:
-        short = NoRoom(smallest(case), failed.have_bytes or 0, (Need(failed.detail, failed.need_bytes or 0),), capped=True)
+        short = NoRoom(smallest(case), max(0, failed.have_bytes or 0), (Need(failed.detail, failed.need_bytes or 0),), capped=True)
         return _refuse(trial, "context_too_long" if failed.gate == "one_sequence" else reason_of(case, short), short)
     return _launch(trial, choice)
 

@@ -9,11 +9,12 @@ from typing import Any, Final
 from vllm_guard.command.parse import Command
 from vllm_guard.facts import Facts
 from vllm_guard.model.checkpoint import Checkpoint
-from vllm_guard.model.config import ModelTraits
+from vllm_guard.model.config import ModelTraits, text_config
 from vllm_guard.model.drafts import Draft, draft_of, is_read, with_draft, with_further_layer
 from vllm_guard.model.parallel import Parallel
 from vllm_guard.model.parameters import familiar_decoder
 from vllm_guard.model.peak import Activation, Band, ProfileRun, activation_peak, cuda_graphs
+from vllm_guard.model.storage import is_one_method
 from vllm_guard.model.towers import familiar
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.model.weights import Loading, WeightBytes, weigh
@@ -61,7 +62,8 @@ def gather_demand(
     v2 = all(runs_v2(row, facts.environment.get("VLLM_USE_V2_MODEL_RUNNER"), traits.architecture) for row in rows) and not cpu
     activation: Activation | Unknown = Unknown("the batch budget is not known")
     if tokens is not None and sequences is not None:
-        run = ProfileRun(tokens, sequences, parallel.tensor_parallel_size, v2, not ask.is_pooling(command, traits), traits.multimodal, cpu)
+        generates, known = not ask.is_pooling(command, traits), familiar_decoder(config)
+        run = ProfileRun(tokens, sequences, parallel.tensor_parallel_size, v2, generates, traits.multimodal, cpu, widths_are_known=known)
         activation = _peak(config, draft, run)
     counted = not cpu and all(row.graphs_outside == "never" or (row.graphs_outside == "v2_runner" and not v2) for row in rows)
     graphs = cuda_graphs(counted=counted, enforce_eager=command.flag("enforce_eager") is True)
@@ -126,17 +128,20 @@ def _weights(command: Command, checkpoint: Checkpoint, traits: ModelTraits, para
 
 def _cautious(weights: WeightBytes, command: Command, checkpoint: Checkpoint, traits: ModelTraits) -> WeightBytes:
     """The bound from below where the config may not tell all: files that are smaller than it says (a quantized checkpoint may say nothing of it), no
-    files at all (they may be of 4 bits unless something says how they are quantized), towers and their like that may not be loaded.
+    files at all (they may be of 4 bits unless something says how they are quantized), towers and their like that may not be loaded (by no architecture of
+    text alone, though the config of the whole was kept).
     """
     files, low, likely = checkpoint.weight_files_bytes, weights.low, weights.likely
     share = None if files is None else files // ask.all_ranks(command)
     if checkpoint.headers is None:
-        told = traits.quantized or command.text("quantization") is not None
+        stored_so = traits.quantized or command.text("quantization") is not None
+        told = stored_so and is_one_method(checkpoint.config, text_config(checkpoint.config))
         low = low // 4 if share is None and not told else low
-        if share is not None and share < low:
-            low, likely = share // 2, share
+        if files is not None and share is not None and share < low:  # replicas of the model share its experts at most
+            low, likely = share // 2, min(likely, files // ask.model_ranks(command))
     limited = any(dest in command.given for dest in ("limit_mm_per_prompt", "language_model_only"))
-    whole = familiar(checkpoint.config) and familiar_decoder(checkpoint.config) and not ask.is_pooling(command, traits)
+    text_alone = (traits.architecture or "").endswith("ForCausalLM")
+    whole = familiar(checkpoint.config) and familiar_decoder(checkpoint.config) and not ask.is_pooling(command, traits) and not text_alone
     if limited or (traits.multimodal and not whole):
         towers = sum(size for part, size in weights.parts if part in {"vision", "audio", "other"})
         low = max(0, min(low - towers, low if share is None else share // 2))

@@ -13,7 +13,7 @@ from vllm_guard.plan.case import Case
 from vllm_guard.plan.decision import RefusalReason
 from vllm_guard.plan.what_if import smaller_requests
 from vllm_guard.release import Release, parse_release
-from vllm_guard.units import ceil_mib, floor_mib
+from vllm_guard.units import MIB, ceil_mib, floor_mib
 
 MOST_FIXES: Final = 2
 # Up to here vLLM reads the entries of CUDA_VISIBLE_DEVICES as integers (platforms/cuda.py).
@@ -38,6 +38,11 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
     least = case.least_budget()
     if case.asked.given and reason == "gpu_busy" and fraction > 0 and room.usable_bytes >= sum(need.size_bytes for need in least.needs):
         yield f"--gpu-memory-utilization {format_fraction(fraction)} or less"
+    most = room.usable_bytes - (case.demand.beside_pool.likely if case.demand.beside_pool is not None else case.weights_floor_bytes)
+    if case.pool_bytes is not None and 0 < most // MIB * MIB < case.pool_bytes:
+        yield f"--kv-cache-memory-bytes {most // MIB}M or less"
+    if case.pool_bytes is not None and need_free_bytes > room.device.nvml_total_bytes:
+        return  # more than there is, whoever ended
     missing_bytes = max(0, need_free_bytes - room.open_bytes)
     yield from _end_orphan(room.device)
     if room.device.kind == "cpu":

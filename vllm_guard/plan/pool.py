@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from vllm_guard.model.peak import Band
 from vllm_guard.model.unknown import Unknown
@@ -13,6 +13,8 @@ from vllm_guard.plan.needs import Demand
 
 if TYPE_CHECKING:
     from vllm_guard.model.kv_cache import KvCache
+
+NEED: Final = "weights, activations and CUDA graphs against the budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def cache_blocks(demand: Demand, budgets_bytes: Sequence[int], floor_bytes: int,
     beside = demand.beside_pool
     outcome = judged.together(outcomes)
     if beside is not None:
-        return Gate("cache_blocks", outcome, tightest, beside.likely + held_back, "weights, activations and CUDA graphs against the budget")
+        return Gate("cache_blocks", outcome, tightest, beside.likely + held_back, NEED)
     least = tightest - pool_band(demand, tightest, floor_bytes)[0].high
     detail = "what is known of weights and activations against the budget" if outcome == "fail" else _why(demand)
     return Gate("cache_blocks", outcome, tightest, least or None, detail)

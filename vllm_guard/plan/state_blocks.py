@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from vllm_guard.model.peak import Band
@@ -61,6 +62,8 @@ def with_states(case: Case, gate: Gate, budgets_bytes: Sequence[int]) -> Gate:
     if outcome in {"pass", "unknown"}:
         return gate
     have = min(band.likely for band, _ in pools)
+    if have <= 0:  # what lacks is room for the model
+        return replace(gate, outcome=outcome)
     return Gate("cache_blocks", outcome, have, need, f"{NEED} --max-num-seqs {sequences}")
 
 

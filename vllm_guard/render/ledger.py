@@ -20,11 +20,18 @@ class Part:
     size_bytes: int
 
 
-def ledger(plan: DevicePlan, gpu_memory_utilization: float | None, demand: Demand | None) -> tuple[Part, ...]:
-    """Parts that add up to the device's total: of what the model needs where that is known, else of vLLM as a whole; without a fraction who has what now."""
-    device = plan.device
+def ledger(plan: DevicePlan, gpu_memory_utilization: float | None, demand: Demand | None, pool_bytes: int | None = None) -> tuple[Part, ...]:
+    """Parts that add up to the device's total: of what the model needs where that is known, else of vLLM as a whole; without a fraction who has what now.
+
+    `pool_bytes` is the KV cache of each rank where it is given: then it and what stands beside it count, and not the fraction. The context is an estimate,
+    and takes no more than what the rest leaves.
+    """
+    device, needs = plan.device, None if demand is None else demand.beside_pool
     budget = device.ranks * requested_bytes(cuda_total_bytes(device)[1], gpu_memory_utilization) if gpu_memory_utilization else 0
+    if budget and pool_bytes is not None and needs is not None:
+        budget = device.ranks * (needs.likely + pool_bytes)
     beside = device.ranks * (plan.start_overhead_bytes + plan.outside_budget_bytes) if budget else 0
+    beside = min(beside, max(0, device.free_bytes - device.claimed_bytes - budget))
     parts = [
         Part("in use", "#", device.nvml_total_bytes - device.free_bytes),
         Part("claimed", ":", device.claimed_bytes),

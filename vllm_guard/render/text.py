@@ -8,6 +8,7 @@ from vllm_guard.command.mask import mask_text
 from vllm_guard.devices import competitors
 from vllm_guard.facts import Warn
 from vllm_guard.plan.decision import Assessment, Decision, Launch, Refusal, Unmeasured
+from vllm_guard.plan.pool import NEED
 from vllm_guard.render.demand import demand_lines
 from vllm_guard.render.devices import device_label, device_lines, plain
 from vllm_guard.units import ExitCode, ceil_mib, floor_mib, requested_bytes
@@ -117,6 +118,8 @@ def _refusal_summary(refusal: Refusal) -> str:
             return _competitors_summary(refusal, label)
         case "below_min_free":
             return f"{has}, min_free asks for {need} MiB {short}"
+        case "model_too_large" if refusal.capped and refusal.needs[0].name == NEED:
+            return f"{has}, weights, activations and CUDA graphs likely need {need} MiB {short}"
         case "model_too_large" if refusal.capped:
             return f"{has}, the weights alone need at least {need} MiB {short}"
         case "gpu_busy" | "below_min_kv_cache" | "below_min_utilization" | "model_too_large":
