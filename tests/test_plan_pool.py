@@ -679,6 +679,12 @@ class TestFixes:
         assert {"--max-model-len", "--max-num-seqs"} <= set(words)
         assert () == launched(judge(world, *words, model=llama())).assessment.fixes
 
+    def test_the_cpu_build_may_be_asked_for_less_too(self) -> None:
+        """Who has 30000 of 32000 MiB free has little to free: 131072 tokens take 16 GiB."""
+        refusal = refused(judge(cpu_facts(total_mib=32_000, free_mib=30_000), "--max-model-len", "131072", model=llama()))
+
+        assert any(fix.startswith("--max-model-len ") for fix in refusal.assessment.fixes)
+
     def test_the_batch_is_not_called_weights(self) -> None:
         """131072 tokens of activations beside 15 GiB of weights."""
         refusal = refused(judge(facts(RTX_4090), "--max-model-len", "131072", "--max-num-batched-tokens", "131072", model=llama()))

@@ -47,6 +47,7 @@ def _candidates(case: Case, reason: RefusalReason, room: Room, need_free_bytes: 
     yield from _end_orphan(room.device)
     if room.device.kind == "cpu":
         yield f"free {ceil_mib(missing_bytes)} MiB of host memory"
+        yield from smaller_requests(case)
         return
     other = _other_card(case, need_free_bytes)
     if other is not None:
