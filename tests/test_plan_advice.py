@@ -42,12 +42,7 @@ def message(decision: Decision, code: str) -> str:
         pytest.param(
             (*SHORT, "--cpu-offload-gb", "2"), SMALL_MODEL, "offload_beyond_layers", "hold 0.67 GiB, no more can move", id="offload beyond the layers"
         ),
-        pytest.param(
-            (), llama(None, max_position_embeddings=131_072, num_hidden_layers=2), "length_inherited", "own 131072 tokens", id="a long length by default"
-        ),
-        pytest.param(
-            ("--max-model-len", "32768", "--max-num-seqs", "256"), SMALL_MODEL, "many_sequences", "70 % of the KV cache hold", id="more sequences than fit"
-        ),
+        pytest.param((), llama(None, num_hidden_layers=20), "length_inherited", "own 131072 tokens count: one such", id="a long length by default in doubt"),
     ],
 )
 def test_what_contradicts_is_said(argv: tuple[str, ...], model: Checkpoint, code: str, says: str) -> None:
@@ -71,7 +66,7 @@ def test_what_contradicts_is_said(argv: tuple[str, ...], model: Checkpoint, code
         pytest.param(("--max-model-len", "200000"), {}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, "length_above_config", id="a longer length that is allowed"),
         pytest.param(("--max-model-len", "131072"), {}, {}, "length_inherited", id="a long length that was asked for"),
         pytest.param(("--cpu-offload-gb", "1"), {}, {}, "offload_beyond_layers", id="an offload within the layers"),
-        pytest.param((), {}, {}, "many_sequences", id="sequences by default"),
+        pytest.param((), {}, {}, "length_inherited", id="a long length by default that surely fits"),
     ],
 )
 def test_what_does_not_contradict_is_not_said(argv: tuple[str, ...], config: dict[str, Any], environment: dict[str, str], code: str) -> None:

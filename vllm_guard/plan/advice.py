@@ -12,12 +12,11 @@ from vllm_guard.model.fields import Fields
 from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan import ask
 from vllm_guard.plan.case import Case
-from vllm_guard.plan.decision import Fits
+from vllm_guard.plan.decision import Gate
 from vllm_guard.units import GIB, ceil_mib, floor_mib
 
 _LONG_TOKENS: Final = 131_072
 _FIRST_WITH_BFLOAT16: Final = (8, 0)
-_FULL_FRACTION: Final = 0.7  # of the pool, for all sequences at full length: above it vLLM likely preempts
 # Methods that replace each other, by what the checkpoint calls them (config/model.py _verify_quantization, 0.32.0). Others may override anything.
 _QUANTIZED_AS: Final = ("awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors", "modelopt", "mxfp4")
 # Checkpoints of these are taken for what they are, whatever is asked for (override_quantization_method in layers/quantization/modelopt.py, mxfp4.py).
@@ -27,9 +26,9 @@ _OVERRULING: Final = frozenset(("modelopt", "mxfp4"))
 CONTRADICTIONS: Final = frozenset(("quantization_contradicts", "length_above_config", "heads_do_not_divide", "bfloat16_unsupported", "offload_beyond_layers"))
 
 
-def advice(case: Case, fits: Fits | None) -> tuple[Warn, ...]:
-    """All that is worth a warning beside the gates."""
-    return (*_model_warnings(case), *_offload(case), *host_warnings(case), *_too_many(case, fits))
+def advice(case: Case, one_sequence: Gate) -> tuple[Warn, ...]:
+    """All that is worth a warning beside the gates; a long length by default only where the third gate is in doubt."""
+    return (*_model_warnings(case, one_sequence), *_offload(case), *host_warnings(case))
 
 
 def host_warnings(case: Case) -> Iterator[Warn]:
@@ -49,7 +48,7 @@ def host_warnings(case: Case) -> Iterator[Warn]:
         yield Warn("host_memory", message)
 
 
-def _model_warnings(case: Case) -> Iterator[Warn]:
+def _model_warnings(case: Case, one_sequence: Gate) -> Iterator[Warn]:
     command, traits = case.command, case.traits
     if isinstance(case.checkpoint, Checkpoint):
         yield from _quantization(case, case.checkpoint)
@@ -60,7 +59,7 @@ def _model_warnings(case: Case) -> Iterator[Warn]:
     most = None if isinstance(case.checkpoint, Checkpoint) and takes_less_than_it_can(case.checkpoint.config) else own
     if most is not None and given > most and not allowed and "hf_overrides" not in command.given:
         yield Warn("length_above_config", f"--max-model-len {given} is above the model's {most}: vLLM rejects it without VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
-    if "max_model_len" not in command.given and length is not None and length >= _LONG_TOKENS:
+    if one_sequence.outcome in {"fail", "uncertain"} and "max_model_len" not in command.given and length is not None and length >= _LONG_TOKENS:
         yield Warn("length_inherited", f"--max-model-len is not given, so the model's own {length} tokens count{_what_it_takes(case)}")
     old = next((each.device for each in case.rooms if (each.device.compute_capability or _FIRST_WITH_BFLOAT16) < _FIRST_WITH_BFLOAT16), None)
     if command.text("dtype") == "bfloat16" and old is not None:
@@ -100,12 +99,3 @@ def _offload(case: Case) -> Iterator[Warn]:
         return
     most = f"{weights.offloadable_bytes / GIB:.2f} GiB"
     yield Warn("offload_beyond_layers", f"--cpu-offload-gb {asked:g}: the decoder layers of a GPU hold {most}, no more can move")
-
-
-def _too_many(case: Case, fits: Fits | None) -> Iterator[Warn]:
-    sequences = case.command.integer("max_num_seqs", 0)
-    if fits is None or not sequences or not fits.kv_pool_bytes.likely or sequences <= fits.full_sequences * _FULL_FRACTION:
-        return
-    comfortable = int(fits.full_sequences * _FULL_FRACTION)
-    message = f"--max-num-seqs {sequences}: 70 % of the KV cache hold {comfortable} sequences at full length, with more of them vLLM preempts"
-    yield Warn("many_sequences", message)

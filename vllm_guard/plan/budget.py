@@ -85,7 +85,7 @@ def cuda_total_bytes(device: Device) -> tuple[int, int]:
     if device.kind == "cpu" or device.unified:
         return device.nvml_total_bytes, device.nvml_total_bytes
     if device.driver_reserved_bytes is not None:
-        known = device.nvml_total_bytes - device.driver_reserved_bytes
+        known = max(1, device.nvml_total_bytes - device.driver_reserved_bytes)
         return known, known
     return int(device.nvml_total_bytes * (1 - _UNKNOWN_RESERVED_FRACTION)), device.nvml_total_bytes
 

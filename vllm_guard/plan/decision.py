@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -11,6 +12,8 @@ from vllm_guard.facts import Warn
 from vllm_guard.model.peak import Band
 from vllm_guard.plan.needs import Demand
 from vllm_guard.units import ExitCode
+
+_COMFORTABLE_FRACTION: Final = 0.7
 
 Outcome = Literal["pass", "fail", "uncertain", "unknown"]
 GateName = Literal["free_memory", "cache_blocks", "one_sequence"]
@@ -91,12 +94,19 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """What the pool holds: bytes as a band, the rest at its likely size."""
+    """What the pool holds: bytes as a band, the rest at its likely size. `comfortable_sequences` of full length take 70 % of it: with more at once vLLM
+    likely preempts, as its users' rule of thumb goes.
+    """
 
     kv_pool_bytes: Band
     kv_tokens: int | None
     max_model_len: int
     full_sequences: float
+
+    @property
+    def comfortable_sequences(self) -> int | None:
+        """Whole ones; None where they take nothing of the pool."""
+        return int(self.full_sequences * _COMFORTABLE_FRACTION) if math.isfinite(self.full_sequences) else None
 
 
 @dataclass(frozen=True, slots=True)

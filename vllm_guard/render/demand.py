@@ -27,7 +27,7 @@ def demand_lines(assessment: Assessment) -> list[str]:
         token = demand.kv.bytes_per_token
         each = "" if token is None else f"{token} bytes a token, "
         one = f"{ceil_mib(demand.kv.one_sequence_bytes)} MiB for one sequence of {demand.kv.setting.max_model_len} tokens"
-        lines.append(f"  KV cache: {each}{one}{_fits(assessment.fits)}")
+        lines.append(f"  KV cache: {each}{one}{_fits(assessment)}")
     return lines
 
 
@@ -41,10 +41,16 @@ def _sampler(activation: Activation | Unknown) -> str:
     return f" (--max-num-seqs {activation.sampled} x {activation.vocabulary} words decide)"
 
 
-def _fits(fits: Fits | None) -> str:
+def _fits(assessment: Assessment) -> str:
+    """What the pool holds, and how many sequences at once are comfortable beside what may come."""
+    fits, most = assessment.fits, assessment.settings.get("max_num_seqs")
     if fits is None:
         return ""
-    return f"; the pool has about {floor_mib(fits.kv_pool_bytes.likely)} MiB, {fits.full_sequences:g} such sequences"
+    held = f"; the pool has about {floor_mib(fits.kv_pool_bytes.likely)} MiB, {fits.full_sequences:g} such sequences"
+    comfortable = fits.comfortable_sequences
+    if comfortable is None or most is None or not isinstance(most.value, int) or comfortable >= most.value:
+        return held
+    return f"{held} ({comfortable} of --max-num-seqs {most.value} in 70 % of it)"
 
 
 def demand_document(demand: Demand | None) -> dict[str, Any] | None:
@@ -65,7 +71,7 @@ def demand_document(demand: Demand | None) -> dict[str, Any] | None:
 
 def fits_document(fits: Fits | None) -> dict[str, Any] | None:
     """What the pool holds."""
-    return None if fits is None else asdict(fits)
+    return None if fits is None else {**asdict(fits), "comfortable_sequences": fits.comfortable_sequences}
 
 
 def _weights(weights: WeightBytes | Unknown) -> dict[str, Any]:
