@@ -11,7 +11,7 @@ from typing import Final
 TOKENS: Final = (
     *(b"rror", b"emory", b"ill", b"xcept", b"nterrupt", b", in ", b"ersion", b" complete", b"NCCL", b"annot", b"must ", b"oad", b"raph", b"KV "),
     *(b"ail", b"upport", b"divis", b"Ray", b"symbol", b"-default args", b"amespace(", b"xceeds", b"reater", b"too old", b"/dev/shm", b"CUDA"),
-    b"_dummy_",
+    *(b"_dummy_", b"died", b"xited", b"nvalid", b"does not", b"nsure the", b"driver", b"HTTP"),
 )
 # The line before says which field it is about.
 JOINED: Final = b"nput should be"

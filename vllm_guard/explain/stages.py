@@ -13,6 +13,7 @@ _STAGE_OF_FRAME: Final[dict[str, Stage]] = {
     **dict.fromkeys(("init_device", "set_device", "_lazy_init", "init_worker_distributed_environment", "create_cuda_context"), "context"),
     **dict.fromkeys(("load_model", "load_weights", "initialize_model", "create_weights", "process_weights_after_loading", "_initialize_model"), "load"),
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks", "_dummy_run", "profile_cudagraph_memory"), "profile"),
+    **dict.fromkeys(("kernel_warmup", "flashinfer_autotune"), "profile"),
     **dict.fromkeys(
         ("initialize_kv_cache", "_allocate_kv_cache", "allocate_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors"), "kv_allocation"
     ),
@@ -38,6 +39,12 @@ def stage_of_frame(text: str) -> Stage | None:
     found = _FRAME.search(text)
     name = next((group for group in found.groups() if group), None) if found else None
     return _STAGE_OF_FRAME.get(name) if name else None
+
+
+def is_dummy_run(text: str) -> bool:
+    """Whether this is a frame of a run with made-up requests: profiling does it, and capturing graphs, so the frames around it tell which."""
+    found = _FRAME.search(text)
+    return found is not None and found[1] == "_dummy_run"
 
 
 def stage_after(text: str) -> Stage | None:
