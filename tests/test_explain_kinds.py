@@ -26,6 +26,24 @@ OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 23.57 GiB of which 235.88 MiB is free. "
     "Including non-PyTorch memory, this process has 23.33 GiB memory in use."
 )
+SHORT_POOL = (
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than the available "
+    "KV cache memory (4.20 GiB). Based on the available memory,  the estimated maximum model length is 34400."
+)
+# What starts say, too, that work.
+NOISE = (
+    "WARNING 05-05 00:54:01 [nixl_utils.py:34] NIXL is not available: ModuleNotFoundError: No module named 'nixl'",
+    "WARNING 05-26 07:50:26 [topk_topp_sampler.py:69] FlashInfer is not available: ImportError. Falling back to the PyTorch-native implementation",
+    "ERROR 08-21 08:11:47 [config.py:133] Error retrieving safetensors: Repo id must be in the form 'a/b', retrying 1 of 2",
+    "'HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.' thrown while requesting HEAD https://x, retrying in 1s",
+    "[W820 18:57:52.292435752 socket.cpp:764] [c10d] The client socket has failed to connect to [localhost]:336 (errno: 99 - Cannot assign requested address)",
+    "[W820 18:57:52.292435752 socket.cpp:200] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+    "INFO 05-21 09:32:40 [utils.py:900] Port 29500 is already in use, trying port 29501",
+    "/x/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is deprecated. Please install nvidia-ml-py instead.",
+    "Exception ignored in: <function Old.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    "AttributeError: 'Old' object has no attribute 'engine'",
+)
 
 
 def frames(*names: str) -> tuple[str, ...]:
@@ -86,8 +104,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "one sequence does not fit in V1": (
         (
             V1,
-            "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than the available "
-            "KV cache memory (4.20 GiB). Based on the available memory,  the estimated maximum model length is 34400.",
+            SHORT_POOL,
         ),
         "gate_one_sequence",
         "lower_model_len",
@@ -132,16 +149,13 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         (
             V1,
             *frames("load_model"),
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 270.00 MiB. GPU 0 has a total capacity of 23.57 GiB of which 15.31 MiB is free. "
-            "Process 4711 has 12.50 GiB memory in use. Process 4800 has 11.00 GiB memory in use.",
+            f"{OOM} Process 4711 has 12.50 GiB memory in use. Process 4800 has 11.00 GiB memory in use.",
         ),
         "oom_at_load",
         "free_gpu",
     ),
     "a V0 worker has no memory while it loads": (
-        (
-            "(VllmWorkerProcess pid=9) ERROR 07-30 18:05:25 multiproc_worker_utils.py:226] Exception in worker while processing method load_model: CUDA out of memory.",
-        ),
+        ("(VllmWorkerProcess pid=9) ERROR 07-30 18:05:25 x.py:226] Exception in worker while processing method load_model: CUDA out of memory.",),
         "oom_at_load",
         "quantize_or_smaller_model more_gpus",
     ),
@@ -265,11 +279,16 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "Ray has fewer cards than asked for": (
         (
-            "WARNING 03-30 14:11:45 [ray_utils.py:352] Tensor parallel size (16) exceeds available GPUs (8). This may result in Ray placement group allocation failures",
+            "WARNING 03-30 14:11:45 [ray_utils.py:352] Tensor parallel size (16) exceeds available GPUs (8). This may result in Ray failures",
             "ValueError: Cannot provide a placement group of placement_group_specs=[{'GPU': 1.0}] within 1800 seconds.",
         ),
         "distributed_setup",
         "fix_cluster",
+    ),
+    "the first node does not answer": (
+        ("[E socket.cpp:957] [c10d] The client socket has timed out after 60s while trying to connect to (10.1.16.222, 29400).",),
+        "distributed_setup",
+        "fix_hostname fix_cluster",
     ),
     "two nodes have one address": (
         ("RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids [...] and 1 unique IP addresses",),
@@ -427,6 +446,29 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "cuda_reinit_in_fork",
         "use_spawn",
     ),
+    "a count of cards that torch did not expect": (
+        ("torch.cuda.DeferredCudaCallError: CUDA call failed lazily at initialization with error: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",),
+        "device_selection_invalid",
+        "fix_device_selection",
+    ),
+    "a card that one process at a time may use": (
+        (V1, *frames("init_device", "set_device"), "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+        "device_selection_invalid",
+        "fix_device_selection",
+    ),
+    "the driver fails without a reason": (
+        ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES",),
+        "driver_mismatch",
+        "fix_driver",
+    ),
+    "torch warns of the card, and another package is broken": (
+        (
+            "NVIDIA GB10 with CUDA capability sm_121 is not compatible with the current PyTorch installation.",
+            "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZNK3c106SymInt6sym_neERKS0_",
+        ),
+        "package_incompatible",
+        "fix_packages",
+    ),
     # the command line
     "a flag of another release": (("usage: vllm [-h] [-v]", "vllm: error: unrecognized arguments: --temperature 0.8"), "unknown_flag", "fix_flag"),
     "a subcommand that is none": (("vllm: error: argument subparser: invalid choice: 'server' (choose from serve, bench)",), "invalid_value", "fix_flag"),
@@ -449,9 +491,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "fix_flag",
     ),
     "a longer length than the model's": (
-        (
-            "  Value error, User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings=32768 or model_max_length=None",
-        ),
+        ("  Value error, User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings=32768 or",),
         "invalid_value",
         "lower_model_len",
     ),
@@ -530,6 +570,26 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "architecture_unsupported",
         "other_checkpoint upgrade_packages",
     ),
+    "an adapter that is not there": (
+        ("ValueError: Loading lora x failed: No adapter found for /models/adapter",),
+        "model_not_found",
+        "fix_path",
+    ),
+    "an adapter with more than vLLM takes": (
+        ("ValueError: base_model.model.lm_head.weight is unsupported LoRA weight",),
+        "architecture_unsupported",
+        "other_checkpoint upgrade_packages",
+    ),
+    "a cache that may not be written": (
+        ("OSError: PermissionError at /.cache when downloading org/x. Check cache directory permissions. Common causes: 1) another user is downloading",),
+        "model_access_denied",
+        "fix_path",
+    ),
+    "a configuration that is no JSON": (
+        ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "  Value error, Expecting value: line 1 column 1 (char 0)"),
+        "model_incomplete",
+        "redownload",
+    ),
     # packages and tools
     "vLLM was built for another torch": (
         ("ImportError: /x/vllm/_C.abi3.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameERKSsb",),
@@ -561,8 +621,8 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no headers of Python": (
         (
             LOADED,
-            "/tmp/tmp1/main.c:5:10: fatal error: Python.h: No such file or directory",
-            "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmp1/main.c']'",
+            "/x/main.c:5:10: fatal error: Python.h: No such file or directory",
+            "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/x/main.c']'",
         ),
         "compiler_missing",
         "install_compiler",
@@ -587,32 +647,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 # What looks bad in starts that worked, or that nobody can name.
 NO_CAUSE: dict[str, tuple[str, ...]] = {
-    "retries of a download, then it is ready": (
-        V1,
-        "ERROR 08-21 08:11:47 [config.py:133] Error retrieving safetensors: Repo id must be in the form 'a/b', retrying 1 of 2",
-        "'HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.' thrown while requesting HEAD https://huggingface.co/x",
-        "Retrying in 1s [Retry 1/5].",
-        READY,
-    ),
-    "optional packages are missing": (
-        "WARNING 05-05 00:54:01 [nixl_utils.py:34] NIXL is not available: ModuleNotFoundError: No module named 'nixl'",
-        "WARNING 05-26 07:50:26 [topk_topp_sampler.py:69] ImportError: flashinfer. Falling back to the PyTorch-native implementation",
-        V1,
-    ),
+    "noise, and then nothing": (V1, *NOISE),
+    "noise, then it is ready": (V1, *NOISE, READY),
     "a backend that is passed over": (
         "ERROR 04-26 12:03:57 [fa_utils.py:145] Cannot use FA version 2 is not supported due to FA2 is only supported on devices with compute capability >= 8",
         READY,
-    ),
-    "torch warns of sockets": (
-        "[W820 18:57:52.292435752 socket.cpp:764] [c10d] The client socket has failed to connect to [localhost]:33649 (errno: 99 - Cannot assign requested address).",
-        "[W820 18:57:52.292435752 socket.cpp:200] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
-        V1,
-    ),
-    "a destructor complains": (
-        V1,
-        "Exception ignored in: <function LLM.__del__ at 0x7f>",
-        "Traceback (most recent call last):",
-        "AttributeError: 'LLM' object has no attribute 'llm_engine'",
     ),
     "an ordinary end": (
         V1,
@@ -629,7 +668,6 @@ NO_CAUSE: dict[str, tuple[str, ...]] = {
         "ERROR 07-30 17:42:47 [serving_chat.py:932] TypeError: can only concatenate str (not 'list') to str",
         'INFO:     10.0.0.1:5000 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request',
     ),
-    "the port of the store is looked for": (V1, "INFO 05-21 09:32:40 [utils.py:900] Port 29500 is already in use, trying port 29501", READY),
     "V0 speaks of memory while it captures": (
         V0,
         "INFO 04-24 08:27:56 [model_runner.py:1456] Capturing cudagraphs for decoding. If out-of-memory error occurs during cudagraph capture, consider",
@@ -661,9 +699,22 @@ def in_a_pod(line: str) -> str:
     return f"2026-03-11T17:57:31.011162295Z stderr F {line}"
 
 
+def quoted(line: str) -> str:
+    """The line as it is quoted in a thread, with the colours of Ray as a viewer writes them."""
+    return f"> ^[[36m(RayWorkerWrapper pid=2247, ip=)^[[0m {line}"
+
+
+def nested(line: str) -> str:
+    """The line of a worker whose engine wraps what it says."""
+    return f"[2026-08-21T19:42:40Z] (EngineCore_0 pid=392) (VllmWorker TP1 pid=392) {line}"
+
+
 def as_json(line: str) -> str:
     """The line as docker stores it."""
     return json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-03-11T17:57:31.011162295Z"})
+
+
+WRITTEN = (bare, composed, in_a_pod, quoted, nested, as_json)
 
 
 def diagnosed(lines: tuple[str, ...], written: Callable[[str], str]) -> Diagnosis:
@@ -671,18 +722,27 @@ def diagnosed(lines: tuple[str, ...], written: Callable[[str], str]) -> Diagnosi
     return diagnose([("\n".join(map(written, lines)) + "\n").encode()], SIGNATURES)
 
 
-@pytest.mark.parametrize("written", [bare, composed, in_a_pod, as_json], ids=["bare", "composed", "in a pod", "as json"])
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda each: each.__name__)
 @pytest.mark.parametrize(("lines", "causes", "fixes"), KINDS.values(), ids=KINDS)
 def test_each_kind_of_failure_has_its_cause_and_its_first_fix(lines: tuple[str, ...], causes: str, fixes: str, written: Callable[[str], str]) -> None:
-    """The cause is named, whatever stands in front of the lines and whatever the parents say at the end."""
-    for log in (lines, (*lines, *TAIL)):
+    """The cause is named, whatever stands in front of the lines, whatever was lived with before and whatever the parents say at the end."""
+    for log in (lines, (*lines, *TAIL), (*NOISE, *lines, *TAIL)):
         found = diagnosed(log, written)
         assert found.cause in causes.split(), found
         assert found.fixes[0].action in fixes.split(), found
 
 
-@pytest.mark.parametrize("written", [bare, composed, in_a_pod, as_json], ids=["bare", "composed", "in a pod", "as json"])
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("lines", NO_CAUSE.values(), ids=NO_CAUSE)
 def test_what_only_looks_bad_has_no_cause(lines: tuple[str, ...], written: Callable[[str], str]) -> None:
     """A start that worked, or a failure that nobody knows, gets no cause: a wrong one is worse than none."""
     assert diagnosed(lines, written).cause is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "causes"), [row[:2] for row in KINDS.values() if len(row[0]) == 1], ids=[name for name, row in KINDS.items() if len(row[0]) == 1]
+)
+def test_records_that_lost_their_line_ends_are_told_apart(lines: tuple[str, ...], causes: str) -> None:
+    """A log that was pasted as one line: what is said as information is not the cause, the error behind it is."""
+    said = lines[0] if " ERROR " in lines[0] or lines[0].startswith("ERROR ") else f"ERROR 05-21 09:32:41 [core.py:396] {lines[0]}"
+    assert diagnosed((f"{V1} {LOADED} {said} ERROR 05-21 09:32:42 [core.py:396] EngineCore failed to start.",), bare).cause in causes.split()

@@ -22,7 +22,7 @@ _FAILED: Final = re.compile(
 )
 _EXCEPTION: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b(?::|$)")
 _CODE: Final = re.compile(r"(?:raise|except|assert|return|if|with|#)(?!\w)")
-_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d")
+_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)?")
 # torch's own warnings begin with a W and the date.
 _TORCH_WARNS: Final = re.compile(r"\[W\d{3,8} ?\d\d:\d\d")
 _TRACEBACK: Final = "Traceback (most recent call last)"

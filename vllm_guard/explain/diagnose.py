@@ -124,7 +124,7 @@ def _first(findings: list[Finding], attempt: Attempt) -> Finding | None:
 def _rank(finding: Finding, attempt: Attempt) -> int | None:
     """How little a line proves, from 0; None where it proves nothing: a warning of a start that went on, an error after one that is not known."""
     if finding.warned:
-        return 2 if attempt.failed or attempt.exception else None
+        return 2 if finding.signature.sure and (attempt.failed or attempt.exception) else None
     if finding.signature.weak:
         return None if attempt.exception and attempt.exception[0] < finding.line else 3
     return 0 if finding.sure else 1
