@@ -214,6 +214,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "oom_at_runtime",
         "lower_utilization",
     ),
+    "a Jetson has no memory left and cannot say so": (
+        (V1, *frames("load_model", "create_weights"), 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":838'),
+        "oom_at_load",
+        "quantize_or_smaller_model more_gpus",
+    ),
     "an AMD card has no memory for weights": (
         (
             V1,
@@ -426,6 +431,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "gpu_arch_unsupported",
         "other_backend other_build",
     ),
+    "a scheme of a quantization that the card cannot": (
+        ("RuntimeError: ('Quantization scheme is not supported for ', 'the current GPU. Min capability: 80. ', 'Current capability: 75.')",),
+        "gpu_arch_unsupported",
+        "other_backend other_build",
+    ),
     "no backend of attention remains": (
         ("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=256). Reasons: {FLASH_ATTN: [compute capability]}",),
         "gpu_arch_unsupported",
@@ -606,6 +616,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "a tokenizer's file of a newer release": (
         ("Exception: data did not match any variant of untagged enum ModelWrapper at line 757479 column 3",),
+        "package_incompatible",
+        "fix_packages",
+    ),
+    "two parts of FlashInfer differ": (
+        ("RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14). Please install the same version of both packages.",),
         "package_incompatible",
         "fix_packages",
     ),

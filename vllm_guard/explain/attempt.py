@@ -167,9 +167,9 @@ class Attempt:
 
 
 def _level(text: str) -> str | None:
-    """The level at which vLLM or torch says this; None where the line tells none."""
+    """The level at which vLLM says this, and INFO for what torch only warns of; None where the line tells none."""
     found = _LEVEL.search(text)
-    return found[1] if found else "WARNING" if _TORCH_WARNS.search(text) else None
+    return found[1] if found else "INFO" if _TORCH_WARNS.search(text) else None
 
 
 def _first_match(texts: tuple[str, ...], signatures: tuple[Signature, ...], *, informs: bool) -> tuple[Signature, re.Match[str]] | None:
