@@ -275,6 +275,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "shared_memory_full",
         "enlarge_shm",
     ),
+    "the queue of the workers has no room": (
+        ("RuntimeError: Insufficient space in /dev/shm for the queue: 160 MiB required, 64 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host).",),
+        "shared_memory_full",
+        "enlarge_shm",
+    ),
     "a bus error and nothing else": ((V1, "Bus error (core dumped)"), "shared_memory_full", "enlarge_shm"),
     # several processes and hosts
     "NCCL and no more": (
@@ -304,6 +309,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth0",),
         "distributed_setup",
         "fix_hostname fix_cluster",
+    ),
+    "Ray has no room for the ranks": (
+        ("ValueError: Not enough resources to allocate 4 placement groups, only created 2 placement groups. Available resources: {}",),
+        "distributed_setup",
+        "fix_cluster",
     ),
     "Ray of two releases": (
         ("RuntimeError: Version mismatch: The cluster was started with:", "    Ray: 2.43.0"),
@@ -436,6 +446,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "gpu_arch_unsupported",
         "other_backend other_build",
     ),
+    "a backend that was asked for and cannot": (
+        ("ValueError: Selected backend FLASHMLA is not valid for this configuration. Reason: [compute capability not supported]",),
+        "gpu_arch_unsupported",
+        "other_backend",
+    ),
     "no backend of attention remains": (
         ("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=256). Reasons: {FLASH_ATTN: [compute capability]}",),
         "gpu_arch_unsupported",
@@ -463,6 +478,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "a card that one process at a time may use": (
         (V1, *frames("init_device", "set_device"), "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+        "device_selection_invalid",
+        "fix_device_selection",
+    ),
+    "an index that is not among the visible": (
+        ("IndexError: visible device ordinal 3 is out of range for CUDA_VISIBLE_DEVICES=0,1",),
         "device_selection_invalid",
         "fix_device_selection",
     ),
@@ -515,6 +535,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "a setting that pydantic refuses in words that are not known": (
         ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ParallelConfig", "  Value error, nothing of this is known [type=value_error]"),
+        "invalid_value",
+        "fix_flag",
+    ),
+    "two flags that exclude each other": (
+        ("ValueError: --api-server-count=2 cannot be used with --headless (no API servers are started in headless mode).",),
         "invalid_value",
         "fix_flag",
     ),
@@ -572,6 +597,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
             "During handling of the above exception, another exception occurred:",
             "ValueError: The checkpoint you are trying to load has model type `qwen9` but Transformers does not recognize this architecture.",
         ),
+        "architecture_unsupported",
+        "upgrade_packages other_checkpoint",
+    ),
+    "an architecture that was taken out": (
+        ("ValueError: Model architecture OldForCausalLM was supported in vLLM until v0.9, and is not supported anymore.",),
         "architecture_unsupported",
         "upgrade_packages other_checkpoint",
     ),
