@@ -174,6 +174,11 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "oom_at_profile",
         "lower_num_seqs lower_batched_tokens quantize_or_smaller_model",
     ),
+    "a notebook shows the profile run": (
+        ("File /opt/vllm/worker/worker.py:223, in Worker.determine_num_available_blocks(self)", "--> 223 self.model_runner.profile_run()", OOM),
+        "oom_at_profile",
+        "lower_num_seqs lower_batched_tokens limit_multimodal",
+    ),
     "autotuning needs too much": (
         (V1, LOADED, *frames("compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune", "_dummy_run"), OOM),
         "oom_at_profile",
@@ -218,6 +223,25 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         (V1, *frames("load_model", "create_weights"), 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":838'),
         "oom_at_load",
         "quantize_or_smaller_model more_gpus",
+    ),
+    "a request of V0 has no memory, and the beginning is cut off": (
+        (
+            "INFO 12-19 09:33:44 model_runner_base.py:149] Completed writing input of failed execution to err.pkl.",
+            *frames("run_engine_loop", "engine_step", "step_async", "execute_model", "forward"),
+            OOM,
+        ),
+        "oom_at_runtime",
+        "lower_utilization",
+    ),
+    "a request of V1 has no memory, and the beginning is cut off": (
+        (*frames("run_busy_loop", "_process_engine_step", "step", "execute_model", "forward"), OOM),
+        "oom_at_runtime",
+        "lower_utilization",
+    ),
+    "a made-up request of the second runner": (
+        (V1, LOADED, *frames("determine_available_memory", "profile_run", "_dummy_run", "execute_model", "forward"), OOM),
+        "oom_at_profile",
+        "lower_num_seqs lower_batched_tokens quantize_or_smaller_model",
     ),
     "an AMD card has no memory for weights": (
         (
@@ -578,6 +602,16 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str]] = {
         ),
         "model_not_found",
         "fix_path",
+    ),
+    "a folder that is none of a model": (
+        ("ERROR 12-07 02:10:11 engine.py:366] Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/models/'. Use `repo_type` if needed.",),
+        "model_not_found",
+        "fix_path",
+    ),
+    "a folder without a configuration": (
+        ("ValueError: Could not detect config format for no config file found. Ensure your model has either config.json or params.json.",),
+        "model_incomplete",
+        "redownload fix_path",
     ),
     "a GGUF file that is not there": (("FileNotFoundError: [Errno 2] No such file or directory: '/models/q4.gguf'",), "model_not_found", "fix_path"),
     "a download that broke off": (

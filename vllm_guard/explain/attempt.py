@@ -8,13 +8,13 @@ from typing import Final
 
 from vllm_guard.explain.clean import Piece
 from vllm_guard.explain.signatures import Signature
-from vllm_guard.explain.stages import READY, Stage, checks_cache, is_dummy_run, stage_after, stage_of_frame
+from vllm_guard.explain.stages import READY, Stage, checks_cache, is_inside_others, stage_after, stage_of_frame
 
 _MOST_FINDINGS: Final = 64
 _MOST_PROCESSES: Final = 256
 _LONGEST_TEXT: Final = 2000
 BEGINS: Final = re.compile(r"vLLM API server version|[█▀▄] +version \d|^\$ .*\bvllm\b.* serve ")
-_BEGUN: Final = re.compile(r"Initializing a V[01] LLM engine|Resolved architecture|Traceback \(most recent|rror")
+_BEGUN: Final = re.compile(r"Initializing an? (?:V[01] )?LLM engine|Resolved architecture|Traceback \(most recent|rror")
 _VERSION: Final = re.compile(r"(?:vLLM API server version|[█▀▄] +version|LLM engine \(v) ?v?(\d+\.\d+[\w.+]*)")
 _FAILED: Final = re.compile(
     r"Engine core initialization failed|EngineCore failed to start|EngineCore hit an exception|WorkerProc failed to start|WorkerProc initialization failed"
@@ -160,7 +160,7 @@ class Attempt:
         stage = stage_of_frame(text)
         if stage is None:
             return
-        if len(self._frames) < _MOST_PROCESSES and not (is_dummy_run(text) and self._frames.get(process)):
+        if len(self._frames) < _MOST_PROCESSES and not (is_inside_others(text) and self._frames.get(process)):
             self._frames[process] = stage
         if self.findings and self.later_stage is None:
             self.later_stage = stage

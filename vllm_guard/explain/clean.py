@@ -27,6 +27,7 @@ _PREFIXES: Final = tuple(
         r"\[pod/[^\]]+\] ",
         r"\((?:[A-Za-z_][\w-]*)(?: rank=\d+| [A-Z]+\d\w*)?(?:,? pid=\d+)?(?:, ip=[\d.]*)?\) ?",
         r"\[rank\d+\]: ?",
+        r"\[(?:[Ii]nfo|[Ww]arn(?:ing)?|[Ee]rror|stdout|stderr)\] ?",
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py:\d+\] ?",
     )
 )

@@ -27,7 +27,7 @@ TOKENS: Final = (
         b"blocks: ",
     ),
     *(b"ail", b"upport", b"divis", b"Ray", b"symbol", b"-default args", b"amespace(", b"xceeds", b"reater", b"too old", b"/dev/shm", b"CUDA"),
-    *(b"_dummy_", b"died", b"xited", b"nvalid", b"does not", b"nsure the", b"driver", b"Pool(", b"timed out", b"ERR_NO_MEM"),
+    *(b"_dummy_", b"died", b"xited", b"nvalid", b"does not", b"nsure the", b"driver", b"Pool(", b"timed out", b"ERR_NO_MEM", b"Repo id"),
 )
 # The line before says which field it is about.
 JOINED: Final = b"nput should be"
