@@ -14,7 +14,7 @@ _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|
 _WRITTEN_ESCAPES: Final = re.compile(r"(?:\^\[|ESC|\\x1b|\\u001b|\\033)\[\d*(?:;\d+)*m|\[(?:0|[01];\d\d|[39]\d)m")
 # Where another record of vLLM's logger begins: records that lost their line ends when they were pasted.
 _STAMP: Final = re.compile(r"(?:\([\w ,.=-]+\) ?)*\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d ")
-_PROCESS: Final = re.compile(r"\(((?:[A-Za-z_]\w*(?:-\d+)?)(?: rank=\d+| [A-Z]+\d\w*)?)(?:,? pid=(\d+))?(?:, ip=[\d.]*)?\)|\[rank(\d+)\]:")
+_PROCESS: Final = re.compile(r"\(((?:[A-Za-z_]\w*(?:-\d+)?)(?: rank=\d+| [A-Z]+\d\w*)?)(?:,? pid=(\d+))(?:, ip=[\d.]*)?\)|\[rank(\d+)\]:")
 # What stands in front of a program's own words: docker, docker compose, kubernetes, journals, vLLM's own logger. Each may stand in front of another.
 _PREFIXES: Final = tuple(
     re.compile(pattern)
