@@ -730,7 +730,7 @@ NO_CAUSE: dict[str, tuple[str, ...]] = {
     "noise, then it is ready": (V1, *NOISE, READY),
     "a backend that is passed over": (
         "ERROR 04-26 12:03:57 [fa_utils.py:145] Cannot use FA version 2 is not supported due to FA2 is only supported on devices with compute capability >= 8",
-        READY,
+        V1,
     ),
     "an ordinary end": (
         V1,
