@@ -8,13 +8,13 @@ from typing import Final
 
 from vllm_guard.explain.clean import Piece
 from vllm_guard.explain.signatures import Signature
-from vllm_guard.explain.stages import READY, Stage, checks_cache, stage_after, stage_of_frame
+from vllm_guard.explain.stages import READY, Stage, checks_cache, is_inside_others, stage_after, stage_of_frame
 
 _MOST_FINDINGS: Final = 64
 _MOST_PROCESSES: Final = 256
 _LONGEST_TEXT: Final = 2000
 BEGINS: Final = re.compile(r"vLLM API server version|[█▀▄] +version \d|^\$ .*\bvllm\b.* serve ")
-_BEGUN: Final = re.compile(r"Initializing a V[01] LLM engine|Resolved architecture|Traceback \(most recent|rror")
+_BEGUN: Final = re.compile(r"Initializing an? (?:V[01] )?LLM engine|Resolved architecture|Traceback \(most recent|rror")
 _VERSION: Final = re.compile(r"(?:vLLM API server version|[█▀▄] +version|LLM engine \(v) ?v?(\d+\.\d+[\w.+]*)")
 _FAILED: Final = re.compile(
     r"Engine core initialization failed|EngineCore failed to start|EngineCore hit an exception|WorkerProc failed to start|WorkerProc initialization failed"
@@ -22,8 +22,15 @@ _FAILED: Final = re.compile(
 )
 _EXCEPTION: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b(?::|$)")
 _CODE: Final = re.compile(r"(?:raise|except|assert|return|if|with|#)(?!\w)")
-_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d")
+_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)?")
+# torch's own warnings begin with a W and the date.
+_TORCH_WARNS: Final = re.compile(r"\[W\d{3,8} ?\d\d:\d\d")
 _TRACEBACK: Final = "Traceback (most recent call last)"
+# Said of what was lived with.
+_LIVED_WITH: Final = re.compile(r"[Rr]etrying\b|[Ww]ill retry|[Ff]all(?:ing|s)? ?back to\b|[Ff]alling back")
+_IGNORED: Final = "Exception ignored in"
+# An exception before these belongs to the next one.
+_CHAINED: Final = re.compile(r"During handling of the above exception|direct cause of the following exception")
 _WEIGHTS: Final = re.compile(r"(?:Model loading took|Loading model weights took) (\d+(?:\.\d+)?) G")
 _POOL: Final = re.compile(r"Available KV cache memory: (-?\d+(?:\.\d+)?) GiB")
 _SIZED: Final = re.compile(r"KV cache size: ")
@@ -37,7 +44,9 @@ _SETTING: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line that a signature matched; `stage` is how far its process had come, `text` what the line says without prefixes."""
+    """A line that a signature matched; `stage` is how far its process had come, `text` what the line says without prefixes.
+    `warned`: vLLM only warned of it.
+    """
 
     signature: Signature
     line: int
@@ -46,6 +55,12 @@ class Finding:
     process: str
     stage: Stage | None
     after_ready: bool
+    warned: bool
+
+    @property
+    def sure(self) -> bool:
+        """Whether the line alone proves the cause."""
+        return self.signature.sure and not self.warned
 
 
 @dataclass(slots=True)
@@ -60,6 +75,7 @@ class Attempt:
     findings: list[Finding] = field(default_factory=list)
     failed: tuple[int, str] | None = None
     exception: tuple[int, str] | None = None
+    exceptions: int = 0
     reached: Stage | None = None
     later_stage: Stage | None = None
     weights_gib: float | None = None
@@ -71,6 +87,7 @@ class Attempt:
     settings: dict[str, str] = field(default_factory=dict)
     _frames: dict[str, Stage | None] = field(default_factory=dict)
     _before: dict[str, str] = field(default_factory=dict)
+    _ignored: set[str] = field(default_factory=set)
 
     def begins_again(self, text: str) -> bool:
         """Whether this line begins another start than this one."""
@@ -80,21 +97,35 @@ class Attempt:
         """One more line of this start."""
         text = piece.text[:_LONGEST_TEXT]
         words = piece.words[:_LONGEST_TEXT]
+        if self._is_ignored(piece.process, words):
+            return
         self._progress(number, piece, text, words)
-        if not _CODE.match(words):
-            level = _LEVEL.search(text)
-            informs = level is not None and level[1] in ("INFO", "DEBUG")
-            found = _first_match((words, text), signatures, informs=informs)
-            if found is not None and len(self.findings) < _MOST_FINDINGS:
-                self.findings.append(self._finding(number, piece.process, words, *found))
+        if not _CODE.match(words) and not _LIVED_WITH.search(words) and len(self.findings) < _MOST_FINDINGS:
+            self._match(number, piece.process, (words, text), signatures)
         if len(self._before) < _MOST_PROCESSES:
             self._before[piece.process] = words
 
-    def _finding(self, number: int, process: str, words: str, signature: Signature, match: re.Match[str]) -> Finding:
+    def _match(self, number: int, process: str, texts: tuple[str, str], signatures: tuple[Signature, ...]) -> None:
+        level = _level(texts[1])
+        match = _first_match(texts, signatures, informs=level in ("INFO", "DEBUG"))
+        if match is not None:
+            self.findings.append(self._finding(number, process, texts[0], *match, warned=level == "WARNING"))
+
+    def _finding(self, number: int, process: str, words: str, signature: Signature, match: re.Match[str], *, warned: bool) -> Finding:
         before = self._before.get(process, "")
         text = f"{before.strip()}: {words}" if signature.joined and before else words
         groups = {name: value for name, value in match.groupdict().items() if value is not None}
-        return Finding(signature, number, text, groups, process, self._frames.get(process), self.ready)
+        return Finding(signature, number, text, groups, process, self._frames.get(process), self.ready, warned)
+
+    def _is_ignored(self, process: str, words: str) -> bool:
+        """Whether this line belongs to an exception that Python ignored, in a destructor."""
+        if words.startswith(_IGNORED) and len(self._ignored) < _MOST_PROCESSES:
+            self._ignored.add(process)
+        if process not in self._ignored:
+            return False
+        if _EXCEPTION.match(words):
+            self._ignored.discard(process)
+        return True
 
     def _progress(self, number: int, piece: Piece, text: str, words: str) -> None:
         """What this line tells about how far the start has come."""
@@ -115,8 +146,11 @@ class Attempt:
         self._frame(piece.process, text)
         if self.failed is None and _FAILED.search(text):
             self.failed = (number, words)
-        if self.exception is None and _EXCEPTION.match(words):
-            self.exception = (number, words)
+        if _EXCEPTION.match(words) and _level(text) in (None, "ERROR", "CRITICAL") and not _LIVED_WITH.search(words):
+            self.exception = self.exception or (number, words)
+            self.exceptions += 1
+        elif self.exceptions == 1 and _CHAINED.search(words):
+            self.exception, self.exceptions = None, 0
         for name, value in _SETTING.findall(text):
             self.settings.setdefault(name.replace("-", "_"), value)
 
@@ -126,10 +160,16 @@ class Attempt:
         stage = stage_of_frame(text)
         if stage is None:
             return
-        if len(self._frames) < _MOST_PROCESSES:
+        if len(self._frames) < _MOST_PROCESSES and not (is_inside_others(text) and self._frames.get(process)):
             self._frames[process] = stage
         if self.findings and self.later_stage is None:
             self.later_stage = stage
+
+
+def _level(text: str) -> str | None:
+    """The level at which vLLM says this, and INFO for what torch only warns of; None where the line tells none."""
+    found = _LEVEL.search(text)
+    return found[1] if found else "INFO" if _TORCH_WARNS.search(text) else None
 
 
 def _first_match(texts: tuple[str, ...], signatures: tuple[Signature, ...], *, informs: bool) -> tuple[Signature, re.Match[str]] | None:

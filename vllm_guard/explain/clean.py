@@ -6,21 +6,28 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_PROCESS: Final = re.compile(r"\(((?:[A-Za-z_]\w*(?:-\d+)?)(?: rank=\d+)?)(?: pid=(\d+))?(?:, ip=[\d.]+)?\)|\[rank(\d+)\]:")
+# Colours as text: what was copied from a viewer that shows the escape, or that has lost it.
+_WRITTEN_ESCAPES: Final = re.compile(r"(?:\^\[|ESC|\\x1b|\\u001b|\\033)\[\d*(?:;\d+)*m|\[(?:0|[01];\d\d|[39]\d)m")
+# Where another record of vLLM's logger begins: records that lost their line ends when they were pasted.
+_STAMP: Final = re.compile(r"(?:\([\w ,.=-]+\) ?)*\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d ")
+_PROCESS: Final = re.compile(r"\(((?:[A-Za-z_]\w*(?:-\d+)?)(?: rank=\d+| [A-Z]+\d\w*)?)(?:,? pid=(\d+))(?:, ip=[\d.]*)?\)|\[rank(\d+)\]:")
 # What stands in front of a program's own words: docker, docker compose, kubernetes, journals, vLLM's own logger. Each may stand in front of another.
 _PREFIXES: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        r"\s*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?\s+(?:[|-] )?",
+        r"\s*\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?\s+(?:[|-] )?",
         r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^\s:\[\]]+(?:\[\d+\])?: ?",
         r"[\w.@-]+ [\w.@/-]+\[\d+\]: ",
-        r"[\w.-]+-\d+\s+\| ",
+        r"[\w.-]+ +\| ",
+        r"\s*(?:> ?)+",
         r"\[pod/[^\]]+\] ",
-        r"\((?:[A-Za-z_]\w*(?:-\d+)?)(?: rank=\d+)?(?: pid=\d+)?(?:, ip=[\d.]+)?\) ?",
+        r"\((?:[A-Za-z_][\w-]*)(?: rank=\d+| [A-Z]+\d\w*)?(?:,? pid=\d+)?(?:, ip=[\d.]*)?\) ?",
         r"\[rank\d+\]: ?",
+        r"\[(?:[Ii]nfo|[Ww]arn(?:ing)?|[Ee]rror|stdout|stderr)\] ?",
         r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+\.py:\d+\] ?",
     )
 )
@@ -59,11 +66,17 @@ def pieces(line: bytes) -> Iterator[Piece]:
 
 
 def _texts(text: str) -> Iterator[str]:
-    text = _ESCAPES.sub("", text).strip("\r\n\0 ")
+    text = _uncoloured(text).strip("\r\n\0 ")
     message = _json_message(text) if text.startswith("{") else None
-    for part in re.split(r"[\r\n]+", text if message is None else _ESCAPES.sub("", message)):
-        if part.strip():
-            yield part
+    for part in re.split(r"[\r\n]+", text if message is None else _uncoloured(message)):
+        starts = [found.start() for found in _STAMP.finditer(part)][1:] if part.count("-") > 1 else []
+        for begin, end in pairwise((0, *starts, len(part))):
+            if part[begin:end].strip():
+                yield part[begin:end]
+
+
+def _uncoloured(text: str) -> str:
+    return _WRITTEN_ESCAPES.sub("", _ESCAPES.sub("", text))
 
 
 def _json_message(text: str) -> str | None:

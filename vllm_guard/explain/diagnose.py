@@ -90,22 +90,20 @@ def _last(done: list[Attempt], attempt: Attempt) -> Diagnosis:
 
 def _explain(attempt: Attempt) -> Diagnosis:
     counted = [finding for finding in attempt.findings if not attempt.ready or (finding.after_ready and finding.signature.cause in _AFTER_READY)]
-    first = _first(counted)
+    first = _first(counted, attempt)
     if first is None:
         return _without_words(attempt)
     cause = _cause_of(first, attempt)
     numbers = numbers_of(first, attempt)
     fixes, misleading = remedies(cause, first.signature, numbers, attempt)
     others = {
-        Also(name, finding.line): None
-        for finding in counted
-        if finding.signature.sure and (name := _cause_of(finding, attempt)) != cause and finding.line > first.line
+        Also(name, finding.line): None for finding in counted if finding.sure and (name := _cause_of(finding, attempt)) != cause and finding.line > first.line
     }
     firsts = {also.cause: also for also in reversed(others)}
     return Diagnosis(
         cause=cause,
         stage=_STAGE_OF.get(cause) or _stage(first, attempt),
-        confidence="certain" if first.signature.sure else "likely",
+        confidence="certain" if first.sure else "likely",
         line=first.line,
         text=first.text,
         numbers=numbers,
@@ -117,13 +115,19 @@ def _explain(attempt: Attempt) -> Diagnosis:
     )
 
 
-def _first(findings: list[Finding]) -> Finding | None:
-    """The first sure one in time; else the first that is likely; else the first weak one."""
-    for accepts in (lambda each: each.signature.sure, lambda each: not each.signature.weak, lambda _: True):
-        found = next((finding for finding in findings if accepts(finding)), None)
-        if found is not None:
-            return found
-    return None
+def _first(findings: list[Finding], attempt: Attempt) -> Finding | None:
+    """The first sure one in time; else the first that is likely; else what vLLM warned of before it stopped; else the first weak one."""
+    ranked = [(rank, finding) for finding in findings if (rank := _rank(finding, attempt)) is not None]
+    return min(ranked, key=lambda each: (each[0], each[1].line))[1] if ranked else None
+
+
+def _rank(finding: Finding, attempt: Attempt) -> int | None:
+    """How little a line proves, from 0; None where it proves nothing: a warning of a start that went on, an error after one that is not known."""
+    if finding.warned:
+        return 2 if finding.signature.sure and (attempt.failed or attempt.exception) else None
+    if finding.signature.weak:
+        return None if attempt.exception and attempt.exception[0] < finding.line else 3
+    return 0 if finding.sure else 1
 
 
 def _cause_of(finding: Finding, attempt: Attempt) -> str:

@@ -9,9 +9,25 @@ from typing import Final
 # Every line that a signature, a stage or a setting is read from holds one of these; a test holds the signatures to it. Ordinary lines of a server
 # that works hold none, and are only counted.
 TOKENS: Final = (
-    *(b"rror", b"emory", b"ill", b"xcept", b"nterrupt", b", in ", b"ersion", b" complete", b"NCCL", b"annot", b"must ", b"oad", b"raph", b"KV "),
+    *(
+        b"rror",
+        b"emory",
+        b"ill",
+        b"xcept",
+        b"nterrupt",
+        b", in ",
+        b"ersion",
+        b" complete",
+        b"NCCL",
+        b"annot",
+        b"must ",
+        b"oad",
+        b"raph",
+        b"cache size",
+        b"blocks: ",
+    ),
     *(b"ail", b"upport", b"divis", b"Ray", b"symbol", b"-default args", b"amespace(", b"xceeds", b"reater", b"too old", b"/dev/shm", b"CUDA"),
-    b"_dummy_",
+    *(b"_dummy_", b"died", b"xited", b"nvalid", b"does not", b"nsure the", b"driver", b"Pool(", b"timed out", b"ERR_NO_MEM", b"Repo id"),
 )
 # The line before says which field it is about.
 JOINED: Final = b"nput should be"
