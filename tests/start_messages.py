@@ -98,7 +98,9 @@ def _negative(dice: random.Random) -> tuple[str, float]:
 _KINDS: Final = {"r": _rounded, "f": _fixed, "e": _float, "u": _fraction, "n": _count, "b": _bytes, "s": _size, "m": _negative}
 
 _FREE_END: Final = "Decrease GPU memory utilization or reduce GPU memory used by other processes."
-_ONE: Final = "ValueError: To serve at least one¦ request with the {model} max seq len (<max_model_len:n>), (<needed_gib:{kind}> GiB KV cache is needed, which is larger "
+_ONE: Final = (
+    "ValueError: To serve at least one¦ request with the {model} max seq len (<max_model_len:n>), (<needed_gib:{kind}> GiB KV cache is needed, which is larger "
+)
 _ONE_POOL: Final = "than the available KV cache memory (<pool_gib:{kind}> GiB). Based on the available memory, "
 _ESTIMATE: Final = "the estimated maximum model length is <estimate_tokens:n>. "
 _ONE_END: Final = "Try increasing `gpu_memory_utilization` {beside}or decreasing `max_model_len` when initializing the engine."
@@ -249,7 +251,9 @@ FAILURES: Final = (
         *("world_gt_gpus", "device_selection_invalid", "0.15.1", "0.33.0"),
         "ValueError: World size (<world_size:n>) is larger than the number of available GPUs (<gpus:n>)¦ in this node. If this is intentional",
     ),
-    Wording("local_rank_oob", "device_selection_invalid", "0.11.2", "0.33.0", "AssertionError: DP adjusted local rank <_rank:n> is out of bounds¦ for 4 devices."),
+    Wording(
+        "local_rank_oob", "device_selection_invalid", "0.11.2", "0.33.0", "AssertionError: DP adjusted local rank <_rank:n> is out of bounds¦ for 4 devices."
+    ),
     Wording("local_rank_oob", "device_selection_invalid", "0.11.2", "0.33.0", "AssertionError: DP adjusted local rank <_rank:n> is out of bounds. "),
     Wording(
         *("cpu_gate", "gate_free_memory", "0.21.0", "0.32.0"),
@@ -258,12 +262,12 @@ FAILURES: Final = (
     ),
     Wording(
         *("cpu_kv_gate", "oom_at_kv_allocation", "0.21.0", "0.33.0"),
-        "ValueError: Available memory on node 0 (<free_gib:r>/<total_gib:r> GiB) on kv cache¦ allocation is less than requested memory for kv "
+        "ValueError: Available memory on node 0 (<free_gib:r>/<total_gib:r> GiB) on kv cache allocation¦ is less than requested memory for kv "
         "(<pool_gib:r> GiB). Decrease --kv-cache-memory-bytes",
     ),
     Wording(
         *("cpu_kv_gate", "oom_at_kv_allocation", "0.21.0", "0.33.0"),
-        "ValueError: Available memory on node 0 (<free_gib:r>/<total_gib:r> GiB) on kv cache¦ allocation is less than requested memory for kv "
+        "ValueError: Available memory on node 0 (<free_gib:r>/<total_gib:r> GiB) on kv cache allocation¦ is less than requested memory for kv "
         "(<pool_gib:m>/<requested_gib:r> GiB). Reduce CPU memory used by other processes.",
     ),
     Wording(
@@ -288,101 +292,118 @@ ENDS: Final = (
     ),
 )
 
+
+def _says(message: str, first: str, last: str, template: str) -> Wording:
+    return Wording(message, "", first, last, template)
+
+
 # What a start says that works: none of it is a cause.
-INFORMATION: Final = tuple(
-    Wording(message, "", first, last, template)
-    for message, first, last, template in (
-        (
-            *("external_weights_info", "0.32.0", "0.33.0"),
-            "Weights are held outside this process: of the <_a:r> GiB utilization budget, <_b:r> GiB is externally held and <_c:r> GiB remains for the "
-            "engine's own allocations.",
-        ),
-        (
-            *("rocm_profiling_fallback", "0.30.0", "0.33.0"),
-            "Free memory grew by <_d:r> GiB during profiling (initial <_i:r> GiB, current <_c:r> GiB). Sizing the KV cache from the <_r:r> GiB torch reserved "
-            "instead of the profiling difference.",
-        ),
-        ("weights_loaded", "0.8.5.post1", "0.33.0", "Model loading took <_a:r> GiB memory and <_s:e> seconds"),
-        ("weights_loaded_v063", "0.6.3.post1", "0.6.3.post1", "Loading model weights took <_a:f> GB"),
-        (
-            *("mm_encoder_profile", "0.8.5.post1", "0.33.0"),
-            "Encoder cache will be initialized with a budget of <_n:n> tokens, and profiled with 1 image items of the maximum feature size.",
-        ),
-        ("init_free_debug", "0.10.2", "0.33.0", "Initial free memory: <_a:r> GiB; Requested memory: <_u:u> (util), <_r:r> GiB"),
-        ("init_free_debug_092", "0.9.2", "0.9.2", "Initial free memory: <_a:f> GiB, free memory: <_b:f> GiB, requested GPU memory: <_c:f> GiB"),
-        ("free_after_profiling_debug", "0.10.2", "0.33.0", "Free memory after profiling: <_a:r> GiB (total), <_b:r> GiB (within requested)"),
-        (
-            *("profiling_result_debug", "0.9.2", "0.33.0"),
-            "Memory profiling takes 3.21 seconds. Total non KV cache memory: <_a:r>GiB; torch peak memory increase: <_b:r>GiB; total consumed (from "
-            "mem_get_info): <_c:r>GiB; weights memory: <_d:r>GiB.",
-        ),
-        (
-            *("v0_profiling_report", "0.8.5.post1", "0.10.2"),
-            "Memory profiling takes 1.23 seconds\nthe current vLLM instance can use total_gpu_memory (<_a:f>GiB) x gpu_memory_utilization (0.90) = "
-            "<_b:f>GiB\nmodel weights take <_c:f>GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes <_d:f>GiB; the rest of the memory "
-            "reserved for KV Cache is <_e:f>GiB.",
-        ),
-        ("available_kv", "0.9.2", "0.33.0", "Available KV cache memory: 4<_a:f> GiB"),
-        (
-            *("kv_bytes_reserved", "0.10.2", "0.33.0"),
-            "Initial free memory <_a:e> GiB, reserved <_b:f>GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling.",
-        ),
-        (
-            *("startup_plan_applied", "0.28.0", "0.33.0"),
-            "Applying persisted startup plan (fingerprint ab12cd34ef567890): kv_cache_memory_bytes=<_a:b> (<_b:r> GiB), recorded free-memory baseline <_c:f> "
-            "GiB, current <_d:f> GiB. Memory profiling will be skipped.",
-        ),
-        (
-            *("startup_plan_refused", "0.28.0", "0.33.0"),
-            "Startup plan not applied: current free memory (<_a:f> GiB) is below the recorded baseline (<_b:f> GiB); falling back to full memory profiling.",
-        ),
-        (
-            *("mm_ipc_reserved", "0.28.0", "0.33.0"),
-            "Reserving <_a:r> GiB of GPU memory for frontend multimodal decoding (<_b:r> GiB raw-frame semaphore budget, <_c:r> GiB decoder+CUDA-context across "
-            "1 API server(s) @ 0.5 GiB/server); KV cache memory reduced to <_d:r> GiB.",
-        ),
-        ("cudagraph_estimate", "0.18.1", "0.33.0", "Estimated CUDA graph memory: <_a:r> GiB total"),
-        (
-            *("autofit_reduced", "0.15.1", "0.33.0"),
-            "Auto-fit max_model_len: reduced from 131072 to <_n:n> to fit in available GPU memory (<_a:r> GiB available for KV cache)",
-        ),
-        ("autofit_full", "0.15.1", "0.33.0", "Auto-fit max_model_len: full model context length <_n:n> fits in available KV cache memory"),
-        ("num_blocks_override", "0.6.3.post1", "0.33.0", "Overriding num_gpu_blocks=<_a:n> with num_gpu_blocks_override=<_b:n>"),
-        ("kv_padding_layers", "0.9.2", "0.33.0", "Add 1 padding layers, may waste at most <_a:f>% KV cache memory"),
-        ("hybrid_manager_off", "0.9.2", "0.33.0", "Hybrid KV cache manager is disabled for this hybrid model, This means we do not enable any optimizations"),
-        ("kv_size", "0.8.5.post1", "0.33.0", "GPU KV cache size: 123,456 tokens, Maximum concurrency for 40,960 tokens per request: <_a:f>x"),
-        ("v0_blocks", "0.6.3.post1", "0.10.2", "# GPU blocks: <_a:n>, # CPU blocks: <_b:n>"),
-        ("graph_capture", "0.6.3.post1", "0.33.0", "Graph capturing finished in 12 secs, took <_a:f> GiB"),
-        ("cudagraph_pool", "0.18.1", "0.33.0", "CUDA graph pool memory: <_a:r> GiB (actual), <_b:r> GiB (estimated), difference: <_c:r> GiB (11.1%)."),
-        (
-            *("kv_bytes_suggestion", "0.10.2", "0.33.0"),
-            "Free memory on device (<_a:r>/<_b:r> GiB) on startup. Desired GPU memory utilization is (<_u:u>, <_c:r> GiB). Actual usage is <_d:r> GiB for "
-            "consumed memory (weights + non-torch), <_e:r> GiB for peak activation, and <_f:r> GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
-            "with `--kv-cache-memory=<_g:b>` (<_h:r> GiB) to fit into requested memory, or `--kv-cache-memory=<_i:b>` (<_j:r> GiB) to fully utilize gpu memory. "
-            "Current kv cache memory in use is <_k:r> GiB.",
-        ),
-        ("cpu_offload", "0.18.1", "0.33.0", "Total CPU offloaded parameters: <_a:r>"),
-        ("chunked_prefill", "0.6.3.post1", "0.33.0", "Chunked prefill is enabled with max_num_batched_tokens=<_n:n>."),
-        (
-            *("mnbt_gt_product", "0.9.2", "0.33.0"),
-            "max_num_batched_tokens (<_n:n>) exceeds max_num_seqs * max_model_len (<_m:n>). This may lead to unexpected behavior.",
-        ),
-        (
-            *("mnbt_raised_for_mm", "0.24.0", "0.33.0"),
-            "Raising max_num_batched_tokens from <_a:n> to <_b:n> to accommodate 'video' input for prefix-LM model google/gemma-4.",
-        ),
-        ("dup_keys", "0.9.2", "0.33.0", "Found duplicate keys --gpu-memory-utilization"),
-        ("sleep_freed", "0.8.5.post1", "0.33.0", "Sleep mode freed <_a:r> GiB memory, <_b:r> GiB memory is still in use."),
-        (
-            *("cpu_kv_set", "0.21.0", "0.33.0"),
-            "Auto set (<_a:r>/<_b:r>) GiB for KV cache on node 0, with <_c:r> GiB requested memory for the worker. <_d:r> GiB memory was consumed by non-kv "
-            "usages.",
-        ),
-        ("offloader_set", "0.18.1", "0.33.0", "Offloader set to UVAOffloader"),
-        (
-            *("prefetch_offload", "0.18.1", "0.33.0"),
-            "[PrefetchOffloader] Initialized 14 modules. Total GPU memory saved: 5.1234 GB, Static buffer pool: 0.3660 GB (group_size=2, num_in_group=1)",
-        ),
-        ("app_ready", "0.6.3.post1", "0.33.0", "Application startup complete."),
-    )
+INFORMATION: Final = (
+    _says(
+        *("external_weights_info", "0.32.0", "0.33.0"),
+        "Weights are held outside this process: of the <_a:r> GiB utilization budget, <_b:r> GiB is externally held and <_c:r> GiB remains for the "
+        "engine's own allocations.",
+    ),
+    _says(
+        *("rocm_profiling_fallback", "0.30.0", "0.33.0"),
+        "Free memory grew by <_d:r> GiB during profiling (initial <_i:r> GiB, current <_c:r> GiB). Sizing the KV cache from the <_r:r> GiB torch reserved "
+        "instead of the profiling difference.",
+    ),
+    _says("weights_loaded", "0.8.5.post1", "0.33.0", "Model loading took <_a:r> GiB memory and <_s:e> seconds"),
+    _says("weights_loaded_v063", "0.6.3.post1", "0.6.3.post1", "Loading model weights took <_a:f> GB"),
+    _says(
+        *("mm_encoder_profile", "0.8.5.post1", "0.33.0"),
+        "Encoder cache will be initialized with a budget of <_n:n> tokens, and profiled with 1 image items of the maximum feature size.",
+    ),
+    _says("init_free_debug", "0.10.2", "0.33.0", "Initial free memory: <_a:r> GiB; Requested memory: <_u:u> (util), <_r:r> GiB"),
+    _says("init_free_debug_092", "0.9.2", "0.9.2", "Initial free memory: <_a:f> GiB, free memory: <_b:f> GiB, requested GPU memory: <_c:f> GiB"),
+    _says("free_after_profiling_debug", "0.10.2", "0.33.0", "Free memory after profiling: <_a:r> GiB (total), <_b:r> GiB (within requested)"),
+    _says(
+        *("profiling_result_debug", "0.9.2", "0.33.0"),
+        "Memory profiling takes 3.21 seconds. Total non KV cache memory: <_a:r>GiB; torch peak memory increase: <_b:r>GiB; total consumed (from "
+        "mem_get_info): <_c:r>GiB; weights memory: <_d:r>GiB.",
+    ),
+    _says(
+        *("v0_profiling_report", "0.8.5.post1", "0.10.2"),
+        "Memory profiling takes 1.23 seconds\nthe current vLLM instance can use total_gpu_memory (<_a:f>GiB) x gpu_memory_utilization (0.90) = "
+        "<_b:f>GiB\nmodel weights take <_c:f>GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes <_d:f>GiB; the rest of the memory "
+        "reserved for KV Cache is <_e:f>GiB.",
+    ),
+    _says("available_kv", "0.9.2", "0.33.0", "Available KV cache memory: 4<_a:f> GiB"),
+    _says(
+        *("kv_bytes_reserved", "0.10.2", "0.33.0"),
+        "Initial free memory <_a:e> GiB, reserved <_b:f>GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling.",
+    ),
+    _says(
+        *("startup_plan_applied", "0.28.0", "0.33.0"),
+        "Applying persisted startup plan (fingerprint ab12cd34ef567890): kv_cache_memory_bytes=<_a:b> (<_b:r> GiB), recorded free-memory baseline <_c:f> "
+        "GiB, current <_d:f> GiB. Memory profiling will be skipped.",
+    ),
+    _says(
+        *("startup_plan_refused", "0.28.0", "0.33.0"),
+        "Startup plan not applied: current free memory (<_a:f> GiB) is below the recorded baseline (<_b:f> GiB); falling back to full memory profiling.",
+    ),
+    _says(
+        *("mm_ipc_reserved", "0.28.0", "0.33.0"),
+        "Reserving <_a:r> GiB of GPU memory for frontend multimodal decoding (<_b:r> GiB raw-frame semaphore budget, <_c:r> GiB decoder+CUDA-context across"
+        " 1 API server(s) @ 0.5 GiB/server); KV cache memory reduced to <_d:r> GiB.",
+    ),
+    _says("cudagraph_estimate", "0.18.1", "0.33.0", "Estimated CUDA graph memory: <_a:r> GiB total"),
+    _says(
+        *("autofit_reduced", "0.15.1", "0.33.0"),
+        "Auto-fit max_model_len: reduced from 131072 to <_n:n> to fit in available GPU memory (<_a:r> GiB available for KV cache)",
+    ),
+    _says("autofit_full", "0.15.1", "0.33.0", "Auto-fit max_model_len: full model context length <_n:n> fits in available KV cache memory"),
+    _says("num_blocks_override", "0.6.3.post1", "0.33.0", "Overriding num_gpu_blocks=<_a:n> with num_gpu_blocks_override=<_b:n>"),
+    _says("kv_padding_layers", "0.9.2", "0.33.0", "Add 1 padding layers, may waste at most <_a:f>% KV cache memory"),
+    _says("hybrid_manager_off", "0.9.2", "0.33.0", "Hybrid KV cache manager is disabled for this hybrid model, This means we do not enable any optimizations"),
+    _says("kv_size", "0.8.5.post1", "0.33.0", "GPU KV cache size: 123,456 tokens, Maximum concurrency for 40,960 tokens per request: <_a:f>x"),
+    _says("v0_blocks", "0.6.3.post1", "0.10.2", "# GPU blocks: <_a:n>, # CPU blocks: <_b:n>"),
+    _says("graph_capture", "0.6.3.post1", "0.33.0", "Graph capturing finished in 12 secs, took <_a:f> GiB"),
+    _says("cudagraph_pool", "0.18.1", "0.33.0", "CUDA graph pool memory: <_a:r> GiB (actual), <_b:r> GiB (estimated), difference: <_c:r> GiB (11.1%)."),
+    _says(
+        *("kv_bytes_suggestion", "0.10.2", "0.33.0"),
+        "Free memory on device (<_a:r>/<_b:r> GiB) on startup. Desired GPU memory utilization is (<_u:u>, <_c:r> GiB). Actual usage is <_d:r> GiB for "
+        "consumed memory (weights + non-torch), <_e:r> GiB for peak activation, and <_f:r> GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
+        "with `--kv-cache-memory=<_g:b>` (<_h:r> GiB) to fit into requested memory, or `--kv-cache-memory=<_i:b>` (<_j:r> GiB) to fully utilize gpu memory."
+        " Current kv cache memory in use is <_k:r> GiB.",
+    ),
+    _says("cudagraph_profile_groups", "0.18.1", "0.33.0", "Profiling CUDA graph memory: PIECEWISE=51 (largest=512), FULL=35 (largest=256)"),
+    _says(
+        *("cudagraph_profile_enabled", "0.18.1", "0.33.0"),
+        "CUDA graph memory profiling is enabled (default since v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to "
+        "--gpu-memory-utilization=0.9010 without CUDA graph memory profiling. To maintain the same effective KV cache size as before, increase "
+        "--gpu-memory-utilization to 0.9390. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
+    ),
+    _says(
+        *("cudagraph_profile_off", "0.18.1", "0.33.0"),
+        "In v0.19, CUDA graph memory profiling will be enabled by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1), which more accurately accounts for "
+        "CUDA graph memory during KV cache allocation.",
+    ),
+    _says("hybrid_block_size", "0.10.2", "0.33.0", "Setting attention block size to <_n:n> tokens to ensure that attention page size is >= mamba page size."),
+    _says("max_concurrency", "0.6.3.post1", "0.33.0", "Maximum concurrency for 40,960 tokens per request: <_a:f>x"),
+    _says("v2_runner", "0.18.1", "0.33.0", "Using V2 Model Runner"),
+    _says("cpu_offload", "0.18.1", "0.33.0", "Total CPU offloaded parameters: <_a:r>"),
+    _says("chunked_prefill", "0.6.3.post1", "0.33.0", "Chunked prefill is enabled with max_num_batched_tokens=<_n:n>."),
+    _says(
+        *("mnbt_gt_product", "0.9.2", "0.33.0"),
+        "max_num_batched_tokens (<_n:n>) exceeds max_num_seqs * max_model_len (<_m:n>). This may lead to unexpected behavior.",
+    ),
+    _says(
+        *("mnbt_raised_for_mm", "0.24.0", "0.33.0"),
+        "Raising max_num_batched_tokens from <_a:n> to <_b:n> to accommodate 'video' input for prefix-LM model google/gemma-4.",
+    ),
+    _says("dup_keys", "0.9.2", "0.33.0", "Found duplicate keys --gpu-memory-utilization"),
+    _says("sleep_freed", "0.8.5.post1", "0.33.0", "Sleep mode freed <_a:r> GiB memory, <_b:r> GiB memory is still in use."),
+    _says(
+        *("cpu_kv_set", "0.21.0", "0.33.0"),
+        "Auto set (<_a:r>/<_b:r>) GiB for KV cache on node 0, with <_c:r> GiB requested memory for the worker. <_d:r> GiB memory was consumed by non-kv "
+        "usages.",
+    ),
+    _says("offloader_set", "0.18.1", "0.33.0", "Offloader set to UVAOffloader"),
+    _says(
+        *("prefetch_offload", "0.18.1", "0.33.0"),
+        "[PrefetchOffloader] Initialized 14 modules. Total GPU memory saved: 5.1234 GB, Static buffer pool: 0.3660 GB (group_size=2, num_in_group=1)",
+    ),
+    _says("app_ready", "0.6.3.post1", "0.33.0", "Application startup complete."),
 )

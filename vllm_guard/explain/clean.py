@@ -14,22 +14,23 @@ _LEVELS: Final = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _DATE: Final = r"(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d| [A-Z]{3,4}\b)?"
 _MONTHS: Final = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 # What stands in front of a program's own words: docker, docker compose, kubernetes, journals, launchers, loggers. Each may stand in front of another.
-_PREFIXES: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"(?:[^\t]*\t)*\ufeff?\s*\[?{_DATE}\]?(?: (?:stdout|stderr) [FP])?\s+(?:[|-] )?",
-        rf"(?:{_MONTHS}) +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^\s:\[\]]+(?:\[\d+\])?: ?",
-        r"\[ *\d+\.\d{6}\] |\d{10}\.\d{6} ",  # the kernel's, and a journal's by the clock
-        r"[\w.@-]+ [\w.@/-]+\[\d+\]: ",
-        r"[\w.@-]+ (?:kernel|systemd): ",
-        r"\s*MESSAGE=",
-        r"[\w.-]+ *\| ",
-        r"[\w.]+:[\w.<>]+:\d+ - ",
-        rf"[\w.]+ - (?:{_LEVELS}) - ",
-        r"\[(?:pod/|stdout|stderr|\d+,\d+)[^\]]*\](?:<std(?:out|err)>:)? ?",
-        r"[a-z0-9][a-z0-9.-]*-(?:[bcdfghjklmnpqrstvwxz2456789]{5}|\d{1,3}) [a-z0-9][a-z0-9-]* (?=\S)",  # stern: pod and container
-        rf"{_PROCESS.pattern} ?",
-        r"\[(?:rank|default|server)\d+\]:? ?",
+_PREFIX: Final = re.compile(
+    "|".join(
+        (
+            rf"(?:[^\t]*\t)*\ufeff?\s*\[?{_DATE}\]?(?: (?:stdout|stderr) [FP])?\s+(?:[|-] )?",
+            rf"(?:{_MONTHS}) +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S+ [^\s:\[\]]+(?:\[\d+\])?: ?",
+            r"\[ *\d+\.\d{6}\] |\d{10}\.\d{6} ",  # the kernel's, and a journal's by the clock
+            r"[\w.@-]+ [\w.@/-]+\[\d+\]: ",
+            r"[\w.@-]+ (?:kernel|systemd): ",
+            r"\s*MESSAGE=",
+            r"[\w.-]+ *\| ",
+            r"[\w.]+:[\w.<>]+:\d+ - ",
+            rf"[\w.]+ - (?:{_LEVELS}) - ",
+            r"\[(?:pod/|stdout|stderr|\d+,\d+)[^\]]*\](?:<std(?:out|err)>:)? ?",
+            r"[a-z0-9][a-z0-9.-]*-(?:[bcdfghjklmnpqrstvwxz2456789]{5}|\d{1,3}) [a-z0-9][a-z0-9-]* (?=\S)",  # stern: pod and container
+            rf"{_PROCESS.pattern} ?",
+            r"\[(?:rank|default|server)\d+\]:? ?",
+        )
     )
 )
 _MOST_PREFIXES: Final = 8
@@ -88,10 +89,10 @@ def _words(text: str) -> str:
 
 def _without_prefixes(text: str) -> str:
     for _ in range(_MOST_PREFIXES):
-        end = next((match.end() for prefix in _PREFIXES if (match := prefix.match(text))), 0)
-        if not end:
+        match = _PREFIX.match(text)
+        if match is None:
             break
-        text = text[end:]
+        text = text[match.end() :]
     return text
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from vllm_guard.explain.attempt import Attempt, Finding
+from vllm_guard.explain.attempt import Attempt
 from vllm_guard.explain.clean import pieces
+from vllm_guard.explain.findings import Finding
 from vllm_guard.explain.numbers import numbers_of
 from vllm_guard.explain.remedies import Fix, remedies
 from vllm_guard.explain.scan import candidate_lines

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from vllm_guard.explain.attempt import Attempt, Finding
+from vllm_guard.explain.attempt import Attempt
+from vllm_guard.explain.findings import Finding
 
 _SIZE: Final = re.compile(r"([\d,.]+(?:e[+-]?\d+)?) ?([KMGT]?)(i?)B")
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}

@@ -11,14 +11,14 @@ from typing import Final
 TOKENS: Final = (
     *(b"rror", b"emory", b"ill", b"xcept", b"nterrupt", b", in ", b"ersion", b" complete", b"NCCL", b"annot", b"must ", b"oad", b"raph", b"KV "),
     *(b"ail", b"upport", b"divis", b"Ray", b"symbol", b"-default args", b"amespace(", b"xceeds", b"reater", b"too old", b"/dev/shm", b"CUDA"),
-    *(b"_dummy_", b"cheduled restart", b" serve ", b"vicorn running", b'"MESSAGE":['),
+    *(b"_dummy_", b"cheduled restart", b" serve ", b"vicorn running", b'"MESSAGE":[', b"  File"),
 )
 # The line before says which field it is about.
 JOINED: Final = b"nput should be"
 _ALL_TOKENS: Final = (*TOKENS, JOINED)
 LONGEST_LINE_BYTES: Final = 1 << 15
 # A line of a terminal's width may go on in the next ones, which hold no token then.
-WRAPPED_BYTES: Final = range(60, 133)
+WRAPPED_BYTES: Final = range(40, 133)
 MOST_WRAPPED_LINES: Final = 5
 _BOMS: Final = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be", codecs.BOM_UTF8: "utf-8"}
 _LONGEST_BOM_BYTES: Final = 3
