@@ -86,7 +86,8 @@ def _last(earlier: deque[Also], before: Diagnosis | None, attempt: Attempt) -> D
     unfinished = found.cause is None and not attempt.ready and attempt.failed is None and attempt.exception is None
     if unfinished and before is not None and before.cause is not None:
         return replace(before, earlier=tuple(earlier))
-    return replace(found, earlier=(*earlier, *_named(before)))
+    earlier.extend(_named(before))
+    return replace(found, earlier=tuple(earlier))
 
 
 def _named(found: Diagnosis | None) -> tuple[Also, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Generator, Iterable, Iterator
 from typing import Final
 
@@ -24,6 +25,7 @@ _BOMS: Final = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-b
 _LONGEST_BOM_BYTES: Final = 3
 # What a lone carriage return becomes, as progress bars print them: an end that begins no new line. No NUL of the log is left by then.
 _RETURN: Final = b"\0\n"
+_NO_WORDS: Final = re.compile(rb"[^A-Za-z]+")
 
 
 def candidate_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -46,6 +48,7 @@ class _Window:
     def __init__(self) -> None:
         self._untold: tuple[int, bytes] | None = None
         self._more = 0
+        self._bar = b""
 
     def lines(self, buffer: bytes, number: int) -> Iterator[tuple[int, bytes]]:
         """The candidates of a buffer of whole lines, whose first one has this number."""
@@ -53,6 +56,9 @@ class _Window:
         for start in sorted(_line_starts(buffer)):
             told = yield from self._wrapped(numbers, told, start)
             line, end = _line(buffer, start)
+            if buffer.startswith(_RETURN, end - len(_RETURN)) and self._moved(line):
+                told = end
+                continue
             if JOINED in line:
                 yield from self._before(numbers, told, start)
             yield numbers.of(start), line
@@ -62,6 +68,11 @@ class _Window:
         if buffer:
             last = buffer.rfind(b"\n", 0, len(buffer) - 1) + 1
             self._untold = (numbers.of(last), _line(buffer, last)[0]) if told <= last else None
+
+    def _moved(self, line: bytes) -> bool:
+        """Whether this is the progress bar that was just told, a little further on."""
+        bar, self._bar = self._bar, _NO_WORDS.sub(b"", line)
+        return bar == self._bar
 
     def _wrapped(self, numbers: _Numbers, at: int, stop: int) -> Generator[tuple[int, bytes], None, int]:
         """The lines from here that may belong to one that was wrapped; where they end."""
