@@ -50,7 +50,8 @@ class Findings:
         if found is not None:
             signature, match = found
             before = self._before.get(lines.process, "") if signature.joined else ""
-            told = f"{before.strip()}: {words}" if before else words
+            said = words if signature.pattern.search(words) else text
+            told = f"{before.strip()}: {said}" if before else said
             kept = self._keep(Finding(signature, lines.last, told, _groups(match), lines.process, stage, ready))
             self._open = kept if self._open is None else self._open
         if lines.joined and self._open is not None:
