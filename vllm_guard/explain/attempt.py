@@ -73,12 +73,12 @@ class Attempt:
     def take(self, number: int, piece: Piece, signatures: tuple[Signature, ...]) -> None:
         """One more line of this start."""
         lines = self._lines = lines_with(self._lines, number, piece)
-        self._progress(number, piece.text[:LONGEST_TEXT], piece.words[:LONGEST_TEXT])
+        self._progress(number, piece.text[:LONGEST_TEXT], piece.words[:LONGEST_TEXT], informs=piece.informs)
         for text in lines.joined or (piece.text[:LONGEST_TEXT],):
             self._frame(lines.process, text)
         self._findings.take(lines, piece, self._frames.get(lines.process), signatures, ready=self.ready)
 
-    def _progress(self, number: int, text: str, words: str) -> None:
+    def _progress(self, number: int, text: str, words: str, *, informs: bool) -> None:
         """What this line tells about how far the start has come."""
         self.begun = self.begun or _BEGUN.search(text) is not None
         version, weights, pool, holder = _VERSION.search(text), _WEIGHTS.search(text), _POOL.search(text), _HOLDER.search(text)
@@ -94,9 +94,9 @@ class Attempt:
         self.cpu = self.cpu or _CPU.search(text) is not None
         self.ready = self.ready or READY.search(text) is not None
         self.reached = stage_after(text) or self.reached
-        if self.failed is None and _FAILED.search(text):
+        if self.failed is None and not informs and _FAILED.search(text):
             self.failed = (number, words)
-        if self.exception is None and _EXCEPTION.match(words):
+        if self.exception is None and not informs and _EXCEPTION.match(words):
             self.exception = (number, words)
         for name, value in _SETTING.findall(text):
             self.settings.setdefault(name.replace("-", "_"), value)

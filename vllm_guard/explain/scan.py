@@ -10,9 +10,41 @@ from typing import Final
 # Every line that a signature, a stage or a setting is read from holds one of these; a test holds the signatures to it. Ordinary lines of a server
 # that works hold none, and are only counted.
 TOKENS: Final = (
-    *(b"rror", b"emory", b"ill", b"xcept", b"nterrupt", b", in ", b"ersion", b" complete", b"NCCL", b"annot", b"must ", b"oad", b"raph", b"KV "),
-    *(b"ail", b"upport", b"divis", b"Ray", b"symbol", b"-default args", b"amespace(", b"xceeds", b"reater", b"too old", b"/dev/shm", b"CUDA"),
-    *(b"_dummy_", b"cheduled restart", b" serve ", b"vicorn running", b'"MESSAGE":[', b"  File"),
+    *(b"rror", b"ERROR", b"xcept", b"ail", b"FAILED", b"fatal", b"ill", b"SIGKILL", b"signal", b"xit", b"nterrupt", b"nexpected"),
+    *(b"emory", b"CUDA", b"NCCL", b"Gloo", b"Ray", b"NVIDIA", b"KV ", b"raph", b"oad", b"bad_alloc", b"/dev/shm", b"No space", b"GPU decoding", b"VllmConfig"),
+    *(
+        b" not ",
+        b"Not Found",
+        b"n't ",
+        b"not compat",
+        b"annot",
+        b"nvalid",
+        b"o valid",
+        b"no vLLM",
+        b"must ",
+        b"required",
+        b"restricted",
+        b"gated",
+        b"upport",
+        b"divis",
+        b"xceeds",
+        b"reater",
+    ),
+    *(b"arger", b"maller", b"longer", b"imum", b"out of bounds", b"too old", b"size changed", b"imed out", b"imeout", b"already", b"EADDRINUSE", b"ostname"),
+    *(
+        b"connectFull",
+        b"o such file",
+        b"presence of",
+        b"nrecogni",
+        b"uantization method",
+        b"Buffer",
+        b"Offline",
+        b"Transformers does",
+        b"symbol",
+        b"GLIBC",
+        b"ersion",
+    ),
+    *(b"  File", b", in ", b"_dummy_", b" complete", b"vicorn running", b"-default args", b"amespace(", b"cheduled restart", b" serve ", b'"MESSAGE":['),
 )
 # The line before says which field it is about.
 JOINED: Final = b"nput should be"
