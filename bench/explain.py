@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from vllm_guard.explain.scan import TOKENS
+from vllm_guard.explain.tokens import READY_TOKENS
 
 _AIM: Final = 0.25
 _START: Final = """\
@@ -67,7 +67,7 @@ def main() -> None:
             file.write((_START + _READY).encode())
             file.writelines(_served(size_bytes))
             file.write((_START + _FAILED).encode())
-        words = [option for token in TOKENS for option in ("-e", token.decode())]
+        words = [option for token in READY_TOKENS for option in ("-e", token.decode())]
         grepped = min(_cost([grep, "-c", "-F", *words, str(log)]) for _ in range(3))
         explained = min(_cost([guard, "explain", str(log)]) for _ in range(3))
         said = subprocess.run([guard, "explain", log], check=False, capture_output=True, text=True).stdout

@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_guard.explain.clean import Piece
+from vllm_guard.explain.findings import LIVED_WITH, Finding, Findings
 from vllm_guard.explain.signatures import Signature
 from vllm_guard.explain.stages import READY, Stage, checks_cache, is_inside_others, stage_after, stage_of_frame
+from vllm_guard.explain.wrap import LONGEST_TEXT, Lines, lines_with
 
-_MOST_FINDINGS: Final = 64
 _MOST_PROCESSES: Final = 256
-_LONGEST_TEXT: Final = 2000
-BEGINS: Final = re.compile(r"vLLM API server version|[█▀▄] +version \d|^\$ .*\bvllm\b.* serve ")
+_BEGINS: Final = re.compile(
+    r"vLLM API server version|[█▀▄] +version \d|^(?:\$|\+) .*\bvllm(?:-guard)? serve |^(?:\$|\+) .*\bvllm\b.* serve |Scheduled restart job, restart counter"
+)
+# Of several API servers each says its version; they are one start.
+_ANOTHER_SERVER: Final = re.compile(r"\(api_?server_[1-9]\d* ", re.IGNORECASE)
+# Of a server that works nothing is imported any more.
+_NEW_PROCESS: Final = "Automatically detected platform"
 _BEGUN: Final = re.compile(r"Initializing an? (?:V[01] )?LLM engine|Resolved architecture|Traceback \(most recent|rror")
 _VERSION: Final = re.compile(r"(?:vLLM API server version|[█▀▄] +version|LLM engine \(v) ?v?(\d+\.\d+[\w.+]*)")
 _FAILED: Final = re.compile(
@@ -21,46 +27,19 @@ _FAILED: Final = re.compile(
     r"|Engine process failed to start|Exception in worker|died unexpectedly|EngineDeadError|Worker failed with error"
 )
 _EXCEPTION: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b(?::|$)")
-_CODE: Final = re.compile(r"(?:raise|except|assert|return|if|with|#)(?!\w)")
-_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)?")
-# torch's own warnings begin with a W and the date.
-_TORCH_WARNS: Final = re.compile(r"\[W\d{3,8} ?\d\d:\d\d")
 _TRACEBACK: Final = "Traceback (most recent call last)"
-# Said of what was lived with.
-_LIVED_WITH: Final = re.compile(r"[Rr]etrying\b|[Ww]ill retry|[Ff]all(?:ing|s)? ?back to\b|[Ff]alling back")
 _IGNORED: Final = "Exception ignored in"
 # An exception before these belongs to the next one.
 _CHAINED: Final = re.compile(r"During handling of the above exception|direct cause of the following exception")
-_WEIGHTS: Final = re.compile(r"(?:Model loading took|Loading model weights took) (\d+(?:\.\d+)?) G")
-_POOL: Final = re.compile(r"Available KV cache memory: (-?\d+(?:\.\d+)?) GiB")
+_WEIGHTS: Final = re.compile(r"(?:Model loading took|Loading model weights took) (\d{1,9}(?:\.\d+)?) G")
+_POOL: Final = re.compile(r"Available KV cache memory: (-?\d{1,9}(?:\.\d+)?) GiB")
 _SIZED: Final = re.compile(r"KV cache size: ")
 _CPU: Final = re.compile(r"cpu_worker|CPU backend|CPU memory|cpu_model_runner|VLLM_CPU_KVCACHE_SPACE|Available memory on node|CPU KV cache")
-_HOLDER: Final = re.compile(r"Process (\d+) has (\d+(?:\.\d+)?) GiB memory in use|orphan|already (?:running|in use) .* GPU")
+_HOLDER: Final = re.compile(r"Process (\d+) has (\d{1,9}(?:\.\d+)?) GiB memory in use|orphan|already (?:running|in use) .* GPU")
 _SETTING: Final = re.compile(
     r"(?:'|--|\b)(gpu[_-]memory[_-]utilization|max[_-]model[_-]len|max[_-]num[_-]seqs|max[_-]num[_-]batched[_-]tokens|kv[_-]cache[_-]memory[_-]bytes"
-    r"|num[_-]gpu[_-]blocks[_-]override|tensor[_-]parallel[_-]size|pipeline[_-]parallel[_-]size|enforce[_-]eager|cpu[_-]offload[_-]gb)'?(?::\s*|=|\s+)(True|\d[\d.]*[kKmMgG]?)\b"
+    r"|num[_-]gpu[_-]blocks[_-]override|tensor[_-]parallel[_-]size|pipeline[_-]parallel[_-]size|enforce[_-]eager|cpu[_-]offload[_-]gb)'?(?::\s*|=|\s+)(True|\d[\d.]{0,15}[kKmMgG]?)\b"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A line that a signature matched; `stage` is how far its process had come, `text` what the line says without prefixes.
-    `warned`: vLLM only warned of it.
-    """
-
-    signature: Signature
-    line: int
-    text: str
-    groups: dict[str, str]
-    process: str
-    stage: Stage | None
-    after_ready: bool
-    warned: bool
-
-    @property
-    def sure(self) -> bool:
-        """Whether the line alone proves the cause."""
-        return self.signature.sure and not self.warned
 
 
 @dataclass(slots=True)
@@ -72,7 +51,6 @@ class Attempt:
     ready: bool = False
     cpu: bool = False
     begun: bool = False
-    findings: list[Finding] = field(default_factory=list)
     failed: tuple[int, str] | None = None
     exception: tuple[int, str] | None = None
     exceptions: int = 0
@@ -86,36 +64,30 @@ class Attempt:
     holder_named: bool = False
     settings: dict[str, str] = field(default_factory=dict)
     _frames: dict[str, Stage | None] = field(default_factory=dict)
-    _before: dict[str, str] = field(default_factory=dict)
+    _findings: Findings = field(default_factory=Findings)
+    _lines: Lines | None = None
     _ignored: set[str] = field(default_factory=set)
 
-    def begins_again(self, text: str) -> bool:
+    @property
+    def findings(self) -> list[Finding]:
+        """The lines that signatures match, in their order."""
+        return self._findings.kept
+
+    def begins_again(self, piece: Piece) -> bool:
         """Whether this line begins another start than this one."""
-        return self.begun and BEGINS.search(text) is not None
+        if self.ready and _NEW_PROCESS in piece.text:
+            return True
+        return self.begun and (_BEGINS.search(piece.words) or _BEGINS.search(piece.text)) is not None and not _ANOTHER_SERVER.match(piece.process)
 
     def take(self, number: int, piece: Piece, signatures: tuple[Signature, ...]) -> None:
         """One more line of this start."""
-        text = piece.text[:_LONGEST_TEXT]
-        words = piece.words[:_LONGEST_TEXT]
-        if self._is_ignored(piece.process, words):
+        if self._is_ignored(piece.process, piece.words):
             return
-        self._progress(number, piece, text, words)
-        if not _CODE.match(words) and not _LIVED_WITH.search(words) and len(self.findings) < _MOST_FINDINGS:
-            self._match(number, piece.process, (words, text), signatures)
-        if len(self._before) < _MOST_PROCESSES:
-            self._before[piece.process] = words
-
-    def _match(self, number: int, process: str, texts: tuple[str, str], signatures: tuple[Signature, ...]) -> None:
-        level = _level(texts[1])
-        match = _first_match(texts, signatures, informs=level in ("INFO", "DEBUG"))
-        if match is not None:
-            self.findings.append(self._finding(number, process, texts[0], *match, warned=level == "WARNING"))
-
-    def _finding(self, number: int, process: str, words: str, signature: Signature, match: re.Match[str], *, warned: bool) -> Finding:
-        before = self._before.get(process, "")
-        text = f"{before.strip()}: {words}" if signature.joined and before else words
-        groups = {name: value for name, value in match.groupdict().items() if value is not None}
-        return Finding(signature, number, text, groups, process, self._frames.get(process), self.ready, warned)
+        lines = self._lines = lines_with(self._lines, number, piece)
+        self._progress(number, piece.text[:LONGEST_TEXT], piece.words[:LONGEST_TEXT], fails=not piece.informs and not piece.warns)
+        for text in lines.joined or (piece.text[:LONGEST_TEXT],):
+            self._frame(lines.process, text)
+        self._findings.take(lines, piece, self._frames.get(lines.process), signatures, ready=self.ready)
 
     def _is_ignored(self, process: str, words: str) -> bool:
         """Whether this line belongs to an exception that Python ignored, in a destructor."""
@@ -127,7 +99,7 @@ class Attempt:
             self._ignored.discard(process)
         return True
 
-    def _progress(self, number: int, piece: Piece, text: str, words: str) -> None:
+    def _progress(self, number: int, text: str, words: str, *, fails: bool) -> None:
         """What this line tells about how far the start has come."""
         self.begun = self.begun or _BEGUN.search(text) is not None
         version, weights, pool, holder = _VERSION.search(text), _WEIGHTS.search(text), _POOL.search(text), _HOLDER.search(text)
@@ -143,10 +115,9 @@ class Attempt:
         self.cpu = self.cpu or _CPU.search(text) is not None
         self.ready = self.ready or READY.search(text) is not None
         self.reached = stage_after(text) or self.reached
-        self._frame(piece.process, text)
-        if self.failed is None and _FAILED.search(text):
+        if self.failed is None and fails and _FAILED.search(text):
             self.failed = (number, words)
-        if _EXCEPTION.match(words) and _level(text) in (None, "ERROR", "CRITICAL") and not _LIVED_WITH.search(words):
+        if fails and _EXCEPTION.match(words) and not LIVED_WITH.search(words):
             self.exception = self.exception or (number, words)
             self.exceptions += 1
         elif self.exceptions == 1 and _CHAINED.search(words):
@@ -160,25 +131,8 @@ class Attempt:
         stage = stage_of_frame(text)
         if stage is None:
             return
-        if len(self._frames) < _MOST_PROCESSES and not (is_inside_others(text) and self._frames.get(process)):
+        known = self._frames.get(process)
+        if (process in self._frames or len(self._frames) < _MOST_PROCESSES) and not (known and is_inside_others(text)):
             self._frames[process] = stage
         if self.findings and self.later_stage is None:
             self.later_stage = stage
-
-
-def _level(text: str) -> str | None:
-    """The level at which vLLM says this, and INFO for what torch only warns of; None where the line tells none."""
-    found = _LEVEL.search(text)
-    return found[1] if found else "INFO" if _TORCH_WARNS.search(text) else None
-
-
-def _first_match(texts: tuple[str, ...], signatures: tuple[Signature, ...], *, informs: bool) -> tuple[Signature, re.Match[str]] | None:
-    """The first row that matches the line's words, or the line with its prefixes."""
-    for signature in signatures:
-        if informs and not signature.info:
-            continue
-        for text in texts:
-            match = signature.pattern.search(text)
-            if match is not None:
-                return signature, match
-    return None
