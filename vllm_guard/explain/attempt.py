@@ -34,6 +34,11 @@ _SETTING: Final = re.compile(
     r"|num[_-]gpu[_-]blocks[_-]override|tensor[_-]parallel[_-]size|pipeline[_-]parallel[_-]size|enforce[_-]eager|cpu[_-]offload[_-]gb)'?(?::\s*|=|\s+)(True|\d[\d.]*[kKmMgG]?)\b"
 )
 
+# The fields of vLLM's configuration that a flag of the same name sets.
+_FIELDS: Final = frozenset(
+    ("gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "block_size", "tensor_parallel_size")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -46,6 +51,11 @@ class Finding:
     process: str
     stage: Stage | None
     after_ready: bool
+
+    @property
+    def field(self) -> str:
+        """The field of vLLM's configuration that was rejected; empty for other findings."""
+        return self.groups.get("flag", "").removeprefix("--").replace("-", "_") if self.signature.joined else ""
 
 
 @dataclass(slots=True)
@@ -92,8 +102,10 @@ class Attempt:
 
     def _finding(self, number: int, process: str, words: str, signature: Signature, match: re.Match[str]) -> Finding:
         before = self._before.get(process, "")
-        text = f"{before.strip()}: {words}" if signature.joined and before else words
+        text = f"{before.strip()} {words}" if signature.joined and before else words
         groups = {name: value for name, value in match.groupdict().items() if value is not None}
+        if signature.joined and (field_name := before.strip()) in _FIELDS:
+            groups["flag"] = f"--{field_name.replace('_', '-')}"
         return Finding(signature, number, text, groups, process, self._frames.get(process), self.ready)
 
     def _progress(self, number: int, piece: Piece, text: str, words: str) -> None:

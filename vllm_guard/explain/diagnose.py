@@ -90,7 +90,7 @@ def _last(done: list[Attempt], attempt: Attempt) -> Diagnosis:
 
 def _explain(attempt: Attempt) -> Diagnosis:
     counted = [finding for finding in attempt.findings if not attempt.ready or (finding.after_ready and finding.signature.cause in _AFTER_READY)]
-    first = _first(counted)
+    first = _first(counted, attempt)
     if first is None:
         return _without_words(attempt)
     cause = _cause_of(first, attempt)
@@ -117,8 +117,12 @@ def _explain(attempt: Attempt) -> Diagnosis:
     )
 
 
-def _first(findings: list[Finding]) -> Finding | None:
-    """The first sure one in time; else the first that is likely; else the first weak one."""
+def _first(findings: list[Finding], attempt: Attempt) -> Finding | None:
+    """The first sure one in time; else the first that is likely; else the first weak one. Of fields rejected together the one that was given: vLLM
+    derives one from the other, and names both.
+    """
+    if findings and findings[0].signature.joined:
+        findings = [each for each in findings if each.field in attempt.settings] or findings
     for accepts in (lambda each: each.signature.sure, lambda each: not each.signature.weak, lambda _: True):
         found = next((finding for finding in findings if accepts(finding)), None)
         if found is not None:
