@@ -70,7 +70,7 @@ ONLY_IN = {
     "pydantic": {"settings.py"},
     "pydantic_settings": {"settings.py"},
     "structlog": {"log.py"},
-    "yaml": {"command/config_file.py"},
+    "yaml": {"command/config_file.py", "explain/signatures.py"},
     "huggingface_hub": {"hub/fetch.py"},
     "subprocess": set[str](),
     "torch": set[str](),
