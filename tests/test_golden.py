@@ -112,6 +112,25 @@ def serve(environ: Mapping[str, str | None], init_error: int | None = None) -> C
     return Call(["serve", "org/model"], {**CONSOLE, **environ}, init_error=init_error)
 
 
+BEGUN = "(APIServer pid=7) INFO 08-20 18:04:01 [api_server.py:1] vLLM API server version 0.32.0"
+ENGINE = "(EngineCore pid=42) ERROR 08-20 18:04:22 [core.py:700]"
+TOO_LONG = (
+    "ValueError: To serve at least one request with the model's max seq len (65536), (4.0 GiB KV cache is needed, which is larger than the available KV "
+    "cache memory (1.2 GiB). Based on the available memory, the estimated maximum model length is 19648. Try increasing `gpu_memory_utilization` or "
+    "decreasing `max_model_len` when initializing the engine."
+)
+FREE = (
+    "ValueError: Free memory on device cuda:0 (3.5/79.11 GiB) on startup is less than desired GPU memory utilization (0.92, 72.78 GiB). Decrease GPU memory "
+    "utilization or reduce GPU memory used by other processes."
+)
+LAST = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+
+
+def explain(*lines: str) -> Call:
+    """`explain` of a log of these lines."""
+    return Call(["explain", "{folder}/log"], CONSOLE, files={"log": "\n".join(lines)})
+
+
 SCREENS = {
     "launch_unchanged": report([IDLE]),
     "launch_lowered": report([SHARED], "--max-model-len", "32k"),
@@ -137,6 +156,16 @@ SCREENS = {
     "usage_bad_value": serve({"VLLM_GUARD_MARGIN": "1 GiB or so"}),
     "estimate": estimate("{folder}/llama", "--memory", "24GiB", "--memory=80GiB", "--max-model-len", "32K", "--concurrency", "8"),
     "estimate_this_host": estimate("{folder}/llama", "--guard-snapshot={folder}/snapshot.json"),
+    "explain_busy_after_a_restart": explain(BEGUN, f"{ENGINE} {TOO_LONG}", LAST, BEGUN, f"{ENGINE} {FREE}", LAST),
+    "explain_out_of_memory": explain(
+        BEGUN,
+        f"{ENGINE} Traceback (most recent call last):",
+        f'{ENGINE}   File "/usr/lib/vllm/model_loader.py", line 14, in load_model',
+        f"{ENGINE} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 270.00 MiB. GPU 0 has a total capacity of 15.47 GiB of which 115 MiB is free.",
+        LAST,
+    ),
+    "explain_no_known_cause": explain(BEGUN, f"{ENGINE} acme.SpecialError: flux capacitor at https://me:pw@host/", LAST),
+    "explain_ready": explain(BEGUN, "INFO:     Application startup complete."),
     "demo": Call(["demo"], wrapper=["sh", "-c", 'exec "$0" "$@" 2>&1']),
     "help": Call(["--help"]),
 }

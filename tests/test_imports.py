@@ -45,6 +45,7 @@ IMPORTS: Mapping[str, tuple[Call, frozenset[str]]] = {
     "serve of a build for another device": (accounted("serve", MODEL, version="0.32.0+rocm"), SETTINGS),
     "serve with mode=off": (accounted("serve", MODEL, environ={"VLLM_GUARD_MODE": "off"}), frozenset()),
     "check": (accounted("check", MODEL), CARDS),
+    "explain": (accounted("explain", "{folder}/log", log="ValueError: No available memory for the cache blocks."), SETTINGS | {"yaml"}),
 }
 
 

@@ -25,12 +25,15 @@ _FOUND, _NOT_FOUND = 0, 1
 
 
 def explain(call: Call, loaded: Loaded, words: Sequence[str]) -> int:
-    """0 and the cause on stdout, or 1 where the log has none. Raises UsageError for a file that cannot be read."""
+    """0 and the cause on stdout, or 1 where the log has none. Raises UsageError for a file that cannot be read, and where none is named and nothing piped."""
     if len(words) > 1 or (words and words[0].startswith("-") and words[0] != "-"):
         msg = f"explain does not know {words[-1]!r}"
         raise UsageError(msg, _USAGE)
     speak.say_warnings(loaded.warnings, loaded.settings.log_format)
     name = words[0] if words else "-"
+    if name == "-" and (sys.stdin is None or (not words and sys.stdin.isatty())):
+        msg = "explain reads a file, or what is piped into it"
+        raise UsageError(msg, _USAGE)
     try:
         if name == "-":
             found = diagnose(_chunks(sys.stdin.buffer, call.began), read_signatures())

@@ -21,6 +21,8 @@ _TOKEN: Final = re.compile(r"token(?!iz|s?[-_]?ids?)", re.IGNORECASE)
 _OPTION_NAME: Final = re.compile(r"secret|passw(?:or)?d|api[-_]?key|token(?!iz|s|[-_]?ids?)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[-+]?\d[\d_]*(?:\.\d+)?[kKmMgGtT]?|true|false|null|None", re.IGNORECASE)
 _USER_INFO: Final = re.compile(r"://[^\s/?#]*@")
+# Tokens that are known by their own look, and what stands in a header.
+_BARE: Final = re.compile(r"\b(?:hf_[A-Za-z0-9]{24,}|sk-[\w-]{20,}|gh[pousr]_[A-Za-z0-9]{24,}|nvapi-[\w-]{20,})|(?<=Bearer )[\w.~+/-]{8,}=*")
 
 _VALUE: Final = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s'"\[]|['"\[])+"""
 _NAME: Final = r"[\w.-]{0,60}(?:secret|passw|api[-_]?key|token)[\w.-]{0,60}"
@@ -55,7 +57,7 @@ def mask_argv(argv: Sequence[str], release: Release | None) -> tuple[str, ...]:
 
 def mask_text(text: str) -> str:
     """Free text (a command line joined with spaces, a message) with the same secrets hidden, by pattern. Rather one word too many than one too few."""
-    text = _USER_INFO.sub(f"://{MASK}@", text)
+    text = _BARE.sub(MASK, _USER_INFO.sub(f"://{MASK}@", text))
     text = _KEY_OPTION.sub(lambda m: f"{m[1]}={MASK}" if m[2] else m[1] + re.sub(rf"(\s+){_VALUE}", rf"\1{MASK}", m[3]), text)
     text = _HF_OPTION.sub(rf"\1{MASK}", text)
     text = _OPTION.sub(lambda m: m[1] + (MASK if _OPTION_NAME.search(m[2]) and _is_secret(m[2], m[3]) else m[3]), text)

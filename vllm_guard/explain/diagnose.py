@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from vllm_guard.explain.attempt import Attempt, Finding
+from vllm_guard.explain.attempt import Attempt
 from vllm_guard.explain.clean import pieces
+from vllm_guard.explain.findings import Finding
 from vllm_guard.explain.numbers import numbers_of
 from vllm_guard.explain.remedies import Fix, remedies
 from vllm_guard.explain.scan import candidate_lines
@@ -15,7 +17,7 @@ from vllm_guard.explain.signatures import Signature
 from vllm_guard.explain.stages import Stage
 
 Confidence = Literal["certain", "likely"]
-_MOST_ATTEMPTS: Final = 1000
+_MOST_EARLIER: Final = 1000
 # What can still go wrong once the server answers; everything else before was none of the cause then.
 _AFTER_READY: Final = frozenset(("port_in_use", "oom", "oom_at_runtime", "host_out_of_memory", "shared_memory_full"))
 _OOM_AT: Final[dict[Stage, str]] = {
@@ -67,25 +69,29 @@ class Diagnosis:
 
 def diagnose(chunks: Iterable[bytes], signatures: tuple[Signature, ...]) -> Diagnosis:
     """The diagnosis of a log, read once and in bounded memory."""
-    done: list[Attempt] = []
-    attempt = Attempt(1)
+    earlier: deque[Also] = deque(maxlen=_MOST_EARLIER)
+    before, attempt = None, Attempt(1)
     for number, line in candidate_lines(chunks):
         for piece in pieces(line):
-            if attempt.begins_again(piece.text):
-                done = [*done[-_MOST_ATTEMPTS:], attempt]
-                attempt = Attempt(number)
+            if attempt.begins_again(piece):
+                earlier.extend(_named(before))
+                before, attempt = _explain(attempt), Attempt(number)
             attempt.take(number, piece, signatures)
-    return _last(done, attempt)
+    return _last(earlier, before, attempt)
 
 
-def _last(done: list[Attempt], attempt: Attempt) -> Diagnosis:
+def _last(earlier: deque[Also], before: Diagnosis | None, attempt: Attempt) -> Diagnosis:
     """The last start, or the one before it where the last one was cut off before it came to anything."""
     found = _explain(attempt)
-    unfinished = found.cause is None and not attempt.ready and attempt.failed is None
-    if unfinished and done and not done[-1].ready and (before := _explain(done[-1])).cause is not None:
-        found, done = before, done[:-1]
-    earlier = tuple(Also(each.cause, each.line or 0) for each in map(_explain, done) if each.cause is not None)
-    return Diagnosis(**{**{name: getattr(found, name) for name in Diagnosis.__slots__}, "earlier": earlier})
+    unfinished = found.cause is None and not attempt.ready and attempt.failed is None and attempt.exception is None
+    if unfinished and before is not None and before.cause is not None:
+        return replace(before, earlier=tuple(earlier))
+    earlier.extend(_named(before))
+    return replace(found, earlier=tuple(earlier))
+
+
+def _named(found: Diagnosis | None) -> tuple[Also, ...]:
+    return () if found is None or found.cause is None else (Also(found.cause, found.line or 0),)
 
 
 def _explain(attempt: Attempt) -> Diagnosis:
@@ -105,7 +111,7 @@ def _explain(attempt: Attempt) -> Diagnosis:
     return Diagnosis(
         cause=cause,
         stage=_STAGE_OF.get(cause) or _stage(first, attempt),
-        confidence="certain" if first.signature.sure else "likely",
+        confidence="certain" if first.signature.sure and (first.signature.cause != "oom" or _stage(first, attempt) is not None) else "likely",
         line=first.line,
         text=first.text,
         numbers=numbers,
@@ -122,7 +128,7 @@ def _first(findings: list[Finding], attempt: Attempt) -> Finding | None:
     derives one from the other, and names both.
     """
     if findings and findings[0].signature.joined:
-        findings = [each for each in findings if each.field in attempt.settings] or findings
+        findings = [each for each in findings if each.rejected in attempt.settings] or findings
     for accepts in (lambda each: each.signature.sure, lambda each: not each.signature.weak, lambda _: True):
         found = next((finding for finding in findings if accepts(finding)), None)
         if found is not None:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from vllm_guard.explain.attempt import Attempt, Finding
+from vllm_guard.explain.attempt import Attempt
+from vllm_guard.explain.findings import Finding
 
 _SIZE: Final = re.compile(r"([\d,.]+(?:e[+-]?\d+)?) ?([KMGT]?)(i?)B")
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _WORDS: Final = frozenset(("process", "arguments", "option", "flag", "value", "stored"))
 _GIB: Final = 1 << 30
+_MOST: Final = 1e18  # no number of a start is larger
 
 
 def numbers_of(finding: Finding, attempt: Attempt) -> Mapping[str, float | int | str]:
@@ -19,14 +21,12 @@ def numbers_of(finding: Finding, attempt: Attempt) -> Mapping[str, float | int |
     numbers: dict[str, float | int | str] = {}
     for name, text in finding.groups.items():
         size = _SIZE.fullmatch(text)
-        if name in _WORDS:
+        if name in _WORDS and (name != "value" or _number(text) is None):
             numbers[name] = text.strip()
-        elif size is not None:
-            numbers[f"{name}_gib"] = _gib(size)
-        else:
-            number = _number(text)
-            if number is not None:
-                numbers[name] = number
+            continue
+        number = _number(text) if size is None else _gib(size)
+        if number is not None:
+            numbers[name if size is None else f"{name}_gib"] = number
     if attempt.weights_gib is not None:
         numbers.setdefault("weights_gib", attempt.weights_gib)
     if attempt.pool is not None and finding.signature.cause.startswith("gate_"):
@@ -36,14 +36,16 @@ def numbers_of(finding: Finding, attempt: Attempt) -> Mapping[str, float | int |
     return numbers
 
 
-def _gib(size: re.Match[str]) -> float:
+def _gib(size: re.Match[str]) -> float | None:
     scale = (1024.0 if size[3] else 1000.0) ** _POWERS[size[2]]
-    return round(float(size[1].replace(",", "")) * scale / _GIB, 4)
+    number = _number(size[1])
+    return None if number is None else round(number * scale / _GIB, 4)
 
 
 def _number(text: str) -> float | int | None:
     plain = text.replace(",", "")
     try:
-        return int(plain) if plain.lstrip("-").isdigit() else float(plain)
-    except (ValueError, OverflowError):
+        number = int(plain) if plain.lstrip("-").isdigit() else float(plain)
+    except ValueError:
         return None
+    return number if abs(number) < _MOST else None

@@ -17,7 +17,7 @@ _SIZE: Final = rf"{_NUMBER} ?(?:[KMGT]i?B|bytes)"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One wording of one cause; see the head of the table for what the fields mean."""
+    """One wording of one cause; see the head of the table for what the fields mean. `anchored`: the pattern may ask for the beginning."""
 
     id: str
     cause: str
@@ -26,6 +26,7 @@ class Signature:
     info: bool
     weak: bool
     joined: bool
+    anchored: bool
     releases: str | None
     fixes: tuple[str, ...]
     examples: tuple[str, ...]
@@ -48,6 +49,7 @@ def _signature(row: Mapping[str, Any]) -> Signature:
         info=row.get("info", False),
         weak=row.get("weak", False),
         joined=row.get("joined", False),
+        anchored="^" in row["pattern"].replace("[^", ""),
         releases=row.get("releases"),
         fixes=tuple(row.get("fixes", ())),
         examples=tuple(row["examples"]),

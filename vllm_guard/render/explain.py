@@ -92,7 +92,7 @@ def explain_lines(found: Diagnosis) -> Iterator[str]:
         yield f"  line {found.line}: {_shown(found.text)}"
         numbers = _numbers(found.numbers)
         if numbers:
-            yield f"  {numbers}"
+            yield f"  {_shown(numbers)}"
         if found.fixes:
             yield f"  fix: {', or '.join(map(_action, found.fixes))}"
         if found.misleading:
