@@ -71,7 +71,7 @@ def test_a_cause_is_told_from_wherever_the_log_comes(ended: Ended) -> None:
 NOTHING = {
     "an empty file": (explain("{folder}/empty"), "no failure found in this log"),
     "an empty pipe": (explain("-"), "no failure found in this log"),
-    "a start that worked": (explain("{folder}/log", log=READY), "no failure found: the server became ready"),
+    "a start that worked": (explain("{folder}/log", log=READY), "no failed start: the server became ready"),
     "an exception that nobody knows": (explain("{folder}/log", log="acme.SpecialError: x"), "no known cause; the first exception is in line 1"),
 }
 

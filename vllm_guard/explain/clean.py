@@ -82,7 +82,7 @@ def pieces(line: bytes) -> Iterator[Piece]:
 
 
 def _texts(text: str, *, informs: bool, depth: int) -> Iterator[tuple[str, str, bool]]:
-    for part in re.split(r"[\r\n]+", _WRITTEN_ESCAPES.sub("", _ESCAPES.sub("", text))):
+    for part in re.split(r"[\r\n]+", _ESCAPES.sub("", text)):
         words = _words(part)
         message = _json_message(words) if words.startswith("{") and depth < _MOST_NESTED else None
         if message is not None:
@@ -90,7 +90,7 @@ def _texts(text: str, *, informs: bool, depth: int) -> Iterator[tuple[str, str, 
         elif words.startswith("{"):  # cut off, or no message in it: an escaped end of a line is still one
             yield from ((each.strip(), each.strip(), informs) for each in re.split(r"\\r?\\n", words) if each.strip())
         else:
-            yield from ((each.strip(), said, informs) for each in _records(part) if (said := _words(each)))
+            yield from ((each.strip(), said, informs) for each in _records(_WRITTEN_ESCAPES.sub("", part)) if (said := _words(each)))
 
 
 def _records(part: str) -> Iterator[str]:

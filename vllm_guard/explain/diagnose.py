@@ -122,7 +122,11 @@ def _explain(attempt: Attempt) -> Diagnosis:
 
 
 def _first(findings: list[Finding], attempt: Attempt) -> Finding | None:
-    """The first sure one in time; else the first that is likely; else what vLLM warned of before it stopped; else the first weak one."""
+    """The first sure one in time; else the first that is likely; else what vLLM warned of before it stopped; else the first weak one. Of fields rejected
+    together the one that was given: vLLM derives one from the other, and names both.
+    """
+    if any(each.signature.joined and each.rejected in attempt.settings for each in findings):
+        findings = [each for each in findings if not each.signature.joined or each.rejected in attempt.settings]
     ranked = [(rank, finding) for finding in findings if (rank := _rank(finding, attempt)) is not None]
     return min(ranked, key=lambda each: (each[0], each[1].line))[1] if ranked else None
 

@@ -20,6 +20,12 @@ LIVED_WITH: Final = re.compile(r"[Rr]etrying\b|[Ww]ill retry|[Ff]all(?:ing|s)? ?
 _NUMBER: Final = re.compile(r"-?\d[\d.,]*(?:e[+-]?\d*)?")
 
 
+# The fields of vLLM's configuration that a flag of the same name sets.
+_FIELDS: Final = frozenset(
+    ("gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "block_size", "tensor_parallel_size")
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A line that a signature matched; `stage` is how far its process had come, `text` what the line says without prefixes.
@@ -40,13 +46,18 @@ class Finding:
         """Whether the line alone proves the cause."""
         return self.signature.sure and not self.warned
 
+    @property
+    def rejected(self) -> str:
+        """The field of vLLM's configuration that was rejected; empty for other findings."""
+        return self.groups.get("flag", "").removeprefix("--").replace("-", "_") if self.signature.joined else ""
+
 
 @dataclass(slots=True)
 class Findings:
     """The first finding of each kind: of a signature, at a stage."""
 
     kept: list[Finding] = field(default_factory=list)
-    _kinds: set[tuple[str, Stage | None, bool, bool]] = field(default_factory=set)
+    _kinds: set[tuple[str, str, Stage | None, bool, bool]] = field(default_factory=set)
     _before: dict[str, str] = field(default_factory=dict)
     _matched: bool = False
     _open: int | None = None
@@ -65,8 +76,9 @@ class Findings:
             signature, match = found
             before = self._before.get(lines.process, "") if signature.joined else ""
             said = words if signature.pattern.search(words) else text
-            told = f"{before.strip()}: {said}" if before else said
-            kept = self._keep(Finding(signature, lines.last, told, _groups(match), lines.process, stage, ready, piece.warns))
+            told = f"{before.strip()} {said}" if before else said
+            groups = _groups(match) | _flag_of(before)
+            kept = self._keep(Finding(signature, lines.last, told, groups, lines.process, stage, ready, piece.warns))
             self._open = kept if self._open is None else self._open
         if lines.joined and self._open is not None:
             self._complete(self._open, lines.joined, signatures)
@@ -81,7 +93,7 @@ class Findings:
 
     def _keep(self, finding: Finding) -> int | None:
         """Where it is kept; None where it is another one of its kind."""
-        kind = (finding.signature.id, finding.stage, finding.after_ready, finding.warned)
+        kind = (finding.signature.id, finding.rejected, finding.stage, finding.after_ready, finding.warned)
         if kind in self._kinds:
             return None
         self._kinds.add(kind)
@@ -96,6 +108,12 @@ class Findings:
             if match is not None and _told(_groups(match)) > _told(finding.groups):
                 finding = replace(finding, signature=signature, text=text, groups=_groups(match))
         self.kept[kept] = finding
+
+
+def _flag_of(before: str) -> dict[str, str]:
+    """The flag of the field that pydantic names in the line before."""
+    name = before.strip()
+    return {"flag": f"--{name.replace('_', '-')}"} if name in _FIELDS else {}
 
 
 def _groups(match: re.Match[str]) -> dict[str, str]:

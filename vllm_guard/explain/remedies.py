@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from vllm_guard.explain.attempt import Attempt
@@ -21,6 +21,8 @@ _MOST_FIXES: Final = 2
 _LEAST_HOLDER: Final = 0.2
 _MOST_HOLDER: Final = 0.9
 _MOST_WEIGHTS: Final = 0.8  # of the card: what is left is less than a batch needs
+_ROUNDED_GIB: Final = 0.005  # vLLM prints hundredths of a GiB: so much may be missing
+_GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class _Seen:
     def setting(self, name: str) -> float | None:
         """The value of this setting where the log tells what was given."""
         text = self.attempt.settings.get(name, "")
-        factor = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}.get(text[-1:], 1)
+        factor = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": _GIB}.get(text[-1:], 1)
         try:
             return float(text.rstrip("kKmMgG.")) * factor
         except ValueError:
@@ -85,7 +87,7 @@ def remedies(cause: str, signature: Signature | None, numbers: Numbers, attempt:
     by_numbers = _BY_NUMBERS.get(cause)
     fixes = by_numbers(_Seen(numbers, attempt)) if by_numbers is not None else []
     if signature is not None and signature.fixes:
-        fixes = [_fix(action, _value_of(action, numbers)) for action in signature.fixes]
+        fixes = [_about_flag(signature.cause, numbers) if action == "fix_flag" else _fix(action, _value_of(action, numbers)) for action in signature.fixes]
     return tuple(fixes[:_MOST_FIXES]), tuple(_misleading(cause, fixes))
 
 
@@ -103,18 +105,36 @@ def _value_of(action: str, numbers: Numbers) -> str | None:
             return _whole(next((numbers[name] for name in ("item_tokens", "block_size", "max_model_len", "max_num_seqs") if name in numbers), None))
         case "lower_num_seqs":
             return _whole(numbers.get("max_num_batched_tokens"))
+        case "fix_parallel_size":
+            return _divisor(numbers.get("heads"), numbers.get("tensor_parallel_size"))
         case _:
             return None
+
+
+def _about_flag(cause: str, numbers: Numbers) -> Fix:
+    """The flag that the message names: unknown ones go, of others the value is wrong."""
+    words = " ".join(str(numbers.get(name, "")) for name in ("flag", "option", "arguments")).split()
+    flag = next((word.partition("=")[0].partition("/")[0] for word in words if word.startswith("-")), None)
+    known = flag is None or cause != "unknown_flag" or "option" in numbers
+    return Fix("fix_flag", flag, "none" if flag is None else "set" if known else "remove", None)
 
 
 def _whole(number: float | str | None) -> str | None:
     return str(int(number)) if isinstance(number, int | float) else None
 
 
+def _divisor(heads: float | str | None, size: float | str | None) -> str | None:
+    """The largest parallel size below the one that was asked for that divides the heads."""
+    if not isinstance(heads, float | int) or not isinstance(size, float | int):
+        return None
+    return next((str(smaller) for smaller in range(int(min(size, heads)), 0, -1) if heads % smaller == 0), None)
+
+
 def _free_memory(seen: _Seen) -> list[Fix]:
     """Far too little free: somebody else holds the card. A little too little: ask for less."""
     free, total, requested = (seen.number(name) for name in ("free_gib", "total_gib", "requested_gib"))
-    less = None if free is None or not total else _fix("lower_utilization", f"{math.floor(free / total * 100) / 100:.2f}")
+    share = _share(free, total)
+    less = None if share is None else _fix("lower_utilization", share)
     missing = None if free is None or requested is None else f"{max(0.0, requested - free):.2f} GiB"
     freed = _fix("free_host_memory" if seen.attempt.cpu else "free_gpu", missing)
     if less is None:
@@ -123,12 +143,21 @@ def _free_memory(seen: _Seen) -> list[Fix]:
     return [freed] if held else [less, freed]
 
 
+def _share(part_gib: float | None, total_gib: float | None) -> str | None:
+    """The largest fraction in hundredths that asks for no more than the part, both as vLLM prints them; None where that is nothing."""
+    if part_gib is None or not total_gib:
+        return None
+    hundredths = math.floor((part_gib - _ROUNDED_GIB) / (total_gib + _ROUNDED_GIB) * 100)
+    return f"{hundredths / 100:.2f}" if hundredths > 0 else None
+
+
 def _cache_blocks(seen: _Seen) -> list[Fix]:
     """Nothing is left beside weights and activations: which of them can give way."""
     utilization, batch = seen.setting("gpu_memory_utilization"), seen.setting("max_num_batched_tokens")
     if seen.attempt.cpu:
-        given = "kv_cache_memory_bytes" in seen.attempt.settings
-        return [_fix("raise_kv_bytes") if given else _fix("raise_cpu_kv_space", "4"), _fix("raise_utilization")]
+        if "kv_cache_memory_bytes" in seen.attempt.settings:
+            return [_fix("raise_kv_bytes")]  # beside it no fraction counts
+        return [_fix("raise_cpu_kv_space", "4"), _fix("raise_utilization")]
     if seen.attempt.holder_named or _is_whole_device(seen.attempt.version):
         return [_fix("free_gpu"), _fix("raise_utilization")]
     fixes = []
@@ -143,12 +172,12 @@ def _one_sequence(seen: _Seen) -> list[Fix]:
     """The printed estimate; without one what follows from need and pool."""
     estimate, length, needed, pool = (seen.number(name) for name in ("estimate_tokens", "max_model_len", "needed_gib", "pool_gib"))
     if estimate is None and length and needed and pool is not None:
-        estimate = length * max(pool, 0.0) / needed // _TOKENS_OF_A_BLOCK * _TOKENS_OF_A_BLOCK
+        estimate = length * max(pool - _ROUNDED_GIB, 0.0) / (needed + _ROUNDED_GIB) // _TOKENS_OF_A_BLOCK * _TOKENS_OF_A_BLOCK
     fixes = [_fix("lower_model_len", str(int(estimate)) if estimate else None)]
-    if "kv_cache_memory_bytes" in seen.attempt.settings:
-        fixes.append(_fix("raise_kv_bytes", None if needed is None else str(math.ceil(needed * 1.05 * (1 << 30)))))
-    elif "num_gpu_blocks_override" in seen.attempt.settings:
+    if "num_gpu_blocks_override" in seen.attempt.settings:
         fixes.append(_fix("remove_override"))
+    elif "kv_cache_memory_bytes" in seen.attempt.settings:
+        fixes.append(_fix("raise_kv_bytes", None if needed is None else str(math.ceil((needed + _ROUNDED_GIB) * 1.05 * _GIB))))
     elif seen.setting("pipeline_parallel_size") is not None:
         fixes.append(_fix("rebalance_pipeline"))
     return fixes
@@ -186,14 +215,27 @@ def _at_graphs(seen: _Seen) -> list[Fix]:
 
 
 def _at_cache(seen: _Seen) -> list[Fix]:
-    """The pool itself: bytes that were given, or a request that is negative."""
-    pool, free = seen.number("pool_gib"), seen.number("free_gib")
-    if pool is not None and pool <= 0:
-        return [_fix("raise_utilization"), _fix("free_host_memory" if seen.attempt.cpu else "free_gpu")]
+    """The pool itself: what the fraction leaves of the host's memory, bytes that were given, or a card that others hold."""
+    pool, free, total, requested = (seen.number(name) for name in ("pool_gib", "free_gib", "total_gib", "requested_gib"))
+    if pool is not None and requested is not None:
+        used = requested - pool
+        if pool > 0:
+            return [_fix("lower_utilization", None if free is None else _share(free + used - 2 * _ROUNDED_GIB, total)), _fix("free_host_memory")]
+        enough = free is not None and free > used
+        return [_fix("raise_utilization", _share(free, total) if enough else None), _fix("free_host_memory")]
     if seen.attempt.cpu or "kv_cache_memory_bytes" in seen.attempt.settings:
-        value = None if free is None else str(int(free * 0.9 * (1 << 30)))
-        return [_fix("lower_kv_bytes", value), _fix("free_host_memory" if seen.attempt.cpu else "free_gpu")]
+        return [_fewer_kv_bytes(seen, pool, free), _fix("free_host_memory" if seen.attempt.cpu else "free_gpu")]
     return [_fix("free_gpu"), _less(seen)] if seen.attempt.holder_named else [_less(seen), _fix("free_gpu")]
+
+
+def _fewer_kv_bytes(seen: _Seen, pool_gib: float | None, free_gib: float | None) -> Fix:
+    """Nine tenths of what is free, for the flag or for the variable that silently wins over it (platforms/cpu.py): the pool tells which it was."""
+    given = seen.setting("kv_cache_memory_bytes")
+    of_flag = given is not None and pool_gib is not None and abs(given / _GIB - pool_gib) <= 2 * _ROUNDED_GIB
+    if pool_gib is None or of_flag or not seen.attempt.cpu or not seen.attempt.settings:
+        return _fix("lower_kv_bytes", None if free_gib is None else str(int(free_gib * 0.9 * _GIB)))
+    whole = 0 if free_gib is None else int(free_gib * 0.9)
+    return replace(_fix("lower_kv_bytes", str(whole) if whole else None), flag="VLLM_CPU_KVCACHE_SPACE")
 
 
 def _at_runtime(seen: _Seen) -> list[Fix]:

@@ -121,7 +121,8 @@ def _line(buffer: bytes, start: int) -> tuple[bytes, int]:
 
 def _count(buffer: bytes, start: int, end: int) -> int:
     """How many lines of the log end here."""
-    return buffer.count(b"\n", start, end) - buffer.count(RETURN, start, end)
+    returns = buffer.count(RETURN, start, end) if b"\0" in buffer else 0
+    return buffer.count(b"\n", start, end) - returns
 
 
 def _line_starts(buffer: bytes, tokens: tuple[bytes, ...], position: int) -> set[int]:

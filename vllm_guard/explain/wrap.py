@@ -12,7 +12,9 @@ from vllm_guard.explain.scan import WRAPPED_BYTES
 LONGEST_TEXT: Final = 4000
 _MOST_TEXTS: Final = 8
 # What begins a line of its own, and goes on with none before it.
-_ANEW: Final = re.compile(r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|File \"|\[[\w-]+\]|[{|]|\d{4}-|\$ ")
+_ANEW: Final = re.compile(
+    r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|Value error,|Input should|File \"|\[[\w-]+\]|[{|]|\d{4}-|\$ "
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ _ACTIONS: Final[Mapping[str, str]] = {
     "fix_sandbox": "a place where sockets and shared memory work",
     "wait": "wait until the GPU is free",
     "retry": "start again",
-    "more_log": "the log of the engine or of the worker, from its beginning",
+    "more_log": "the log of the engine or of the worker from its beginning, or where that just stops the kernel's (journalctl --dmesg)",
     "none": "nothing to mend",
 }
 
@@ -122,7 +122,7 @@ def explain_document(found: Diagnosis) -> dict[str, Any]:
 
 def _nothing(found: Diagnosis) -> Iterator[str]:
     if found.ready:
-        yield "vllm-guard: explain: no failure found: the server became ready"
+        yield "vllm-guard: explain: no failed start: the server became ready"
     elif found.unknown is not None:
         line, text = found.unknown
         yield f"vllm-guard: explain: no known cause; the first exception is in line {line}"
@@ -137,13 +137,17 @@ def _shown(text: str | None) -> str:
 
 
 def _action(fix: Fix) -> str:
+    if fix.action == "fix_flag" and fix.flag is not None:
+        return f"without {fix.flag}" if fix.direction == "remove" else f"another {fix.flag}"
     known = _ACTIONS.get(fix.action)
     if known is not None:
-        return known.replace("{value}", fix.value or "memory")
+        return known.replace("{value} of ", f"{fix.value} of " if fix.value else "").replace("{value}", fix.value or "memory")
     return " ".join(part for part in (_verb(fix), fix.flag or fix.action, fix.value) if part)
 
 
 def _verb(fix: Fix) -> str:
+    if fix.value is None and fix.action.startswith("fix_"):
+        return "another"
     return {"remove": "without", "raise": "a larger" if fix.value is None else "", "lower": "a smaller" if fix.value is None else ""}.get(fix.direction, "")
 
 
@@ -151,7 +155,7 @@ def _numbers(numbers: Mapping[str, float | int | str]) -> str:
     """The numbers of the line in words; what they leave short, where both sides are there."""
     free, total, asked = numbers.get("free_gib"), numbers.get("total_gib"), numbers.get("requested_gib")
     needed, pool = numbers.get("needed_gib"), numbers.get("pool_gib")
-    if isinstance(free, float | int) and isinstance(total, float | int) and isinstance(asked, float | int):
+    if isinstance(free, float | int) and isinstance(total, float | int) and isinstance(asked, float | int) and pool is None:
         return f"{free} of {total} GiB were free, {asked} GiB were asked for: short by {max(0.0, asked - free):.2f} GiB"
     if isinstance(needed, float | int) and isinstance(pool, float | int):
         return f"one sequence needs {needed} GiB, the KV cache has {pool} GiB: short by {max(0.0, needed - pool):.2f} GiB"
