@@ -13,6 +13,9 @@ LONGEST_TEXT: Final = 4000
 _MOST_TEXTS: Final = 8
 # What begins a line of its own, and goes on with none before it.
 _ANEW: Final = re.compile(
+    r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|Value error,|Input should|File \"|\[[\w-]+\]|[{|]"
+    r"|\d{4}-|\$ "
+)
     r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|Value error,|Input should|File \"|\[[\w-]+\]|[{|]|\d{4}-|\$ "
 )
 
