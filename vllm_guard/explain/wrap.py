@@ -16,8 +16,6 @@ _ANEW: Final = re.compile(
     r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|Value error,|Input should|File \"|\[[\w-]+\]|[{|]"
     r"|\d{4}-|\$ "
 )
-    r"[A-Z][\w.]*(?:Error|Exception|Interrupt)\b|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Traceback|Value error,|Input should|File \"|\[[\w-]+\]|[{|]|\d{4}-|\$ "
-)
 
 
 @dataclass(frozen=True, slots=True)
