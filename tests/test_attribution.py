@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
 from guard_process import NEIGHBOUR, Host
+from other_worlds import booted_systemd, container, found_soon
 from standin_driver import Card, Listed
 
 from vllm_guard.host.pid_namespace import pid_namespace_initial
@@ -24,7 +23,6 @@ T = TypeVar("T")
 
 CONSOLE: Final = {"VLLM_GUARD_LOG_FORMAT": "console"}
 PID_NAMESPACE: Final = ("unshare", "--fork", "--pid", "--mount-proc", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-PACKAGES: Final = {"systemd-nspawn": "systemd-container", "podman": "podman", "crun": "crun", "unshare": "util-linux", "nsenter": "util-linux"}
 
 
 def holder(host: Host, pid: int, **options: Any) -> dict[str, Any]:
@@ -50,7 +48,7 @@ def test_a_process_of_another_user_is_named(host: Host) -> None:
 def test_a_title_reaches_no_terminal(host: Host, title: str) -> None:
     """Whatever a process calls itself, on the screen it stays on its line and moves nothing."""
     with subprocess.Popen([title, "61.8"], executable=shutil.which("sleep")) as process:
-        _await(lambda: bool(Path(f"/proc/{process.pid}/cmdline").read_bytes()))
+        found_soon(lambda: bool(Path(f"/proc/{process.pid}/cmdline").read_bytes()))
         host.cards(Card(free_mib=300, processes=(Listed(process.pid, 80_000),)))
         ended = host.check(environ=CONSOLE)
         process.kill()
@@ -104,7 +102,7 @@ def _orphaned(title: str) -> Iterator[int]:
     """The pid of a sleeping process with this title whose parent is gone."""
     pid = int(subprocess.run([sys.executable, "-S", "-c", _ORPHAN, title], check=True, capture_output=True, text=True).stdout)
     try:
-        _await(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()))
+        found_soon(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()))
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -113,85 +111,25 @@ def _orphaned(title: str) -> Iterator[int]:
 @pytest.mark.slow
 def test_a_unit_of_systemd_is_named(host: Host) -> None:
     """A service of a booted systemd, seen from the host."""
-    with _booted_systemd() as inside:
+    with booted_systemd() as inside:
         subprocess.run([*inside, "systemd-run", "--quiet", "--unit=vllm@qwen.service", "sleep", "61.81"], check=True)
-        pid = _await(lambda: _pid_of("sleep", "61.81"))
+        pid = found_soon(lambda: _pid_of("sleep", "61.81"))
         assert pid is not None
         found = holder(host, pid)
 
     assert ("vllm@qwen.service", None) == (found["unit"], found["container"])
 
 
-@contextmanager
-def _booted_systemd() -> Iterator[list[str]]:
-    """The words that run a command inside a systemd of its own, on this host's /usr; it ends with the test."""
-    _need("systemd-nspawn", "nsenter")
-    options = ["--volatile=yes", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--directory=/"]
-    boot = ["systemd.unit=multi-user.target", "systemd.mask=systemd-firstboot.service"]
-    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(["systemd-nspawn", "--quiet", *options, *boot], **quiet) as nspawn:
-        try:
-            leader = _await(lambda: Path(f"/proc/{nspawn.pid}/task/{nspawn.pid}/children").read_text().split())[0]
-            inside = ["nsenter", "--target", leader, "--all", "--root", "--wd"]
-            _await(
-                lambda: subprocess.run([*inside, "systemctl", "is-system-running"], check=False, capture_output=True).stdout in {b"running\n", b"degraded\n"}
-            )
-            yield inside
-        finally:
-            nspawn.send_signal(signal.SIGTERM)  # the machine powers off
-            try:
-                nspawn.wait(20)
-            except subprocess.TimeoutExpired:
-                nspawn.kill()
-
-
 @pytest.mark.slow
 def test_a_podman_container_is_named(host: Host) -> None:
     """By runtime and the ID that podman prints."""
-    with _container() as name:
+    with container() as name:
         assert name, "podman did not start it, see stderr"
-        pid = _await(lambda: _pid_of("sleep", "61.82"))
+        pid = found_soon(lambda: _pid_of("sleep", "61.82"))
         assert pid is not None
         found = holder(host, pid)
 
     assert (f"podman {name[:12]}", None) == (found["container"], found["unit"])
-
-
-# podman wants v2 alone, so it gets a mount namespace with that. Privileged and without a limit of pids: nothing here may load a device filter or has
-# the controller. The container ends when stdin does.
-_PODMAN: Final = """
-umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup
-podman() { command podman --root "$0/root" --runroot "$0/run" --storage-driver vfs --runtime crun --cgroup-manager cgroupfs "$@"; }
-podman run --detach --privileged --pids-limit=-1 --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --network=none --no-healthcheck --log-driver none \\
-  --volume /usr:/usr:ro --rootfs "$0/rootfs" sleep 61.82 || exit
-cat
-podman rm --all --force --time 0
-"""
-
-
-@contextmanager
-def _container() -> Iterator[str]:
-    """The ID of a running container on this host's /usr. Its folder's path is short: podman wants that of its sockets within 50 characters."""
-    _need("podman", "crun", "unshare")
-    with tempfile.TemporaryDirectory(prefix="vg-") as folder:
-        Path(folder, "rootfs/usr").mkdir(parents=True)
-        for name in ("bin", "lib", "lib64"):
-            Path(folder, "rootfs", name).symlink_to(f"usr/{name}")
-        with subprocess.Popen(["unshare", "--mount", "sh", "-c", _PODMAN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
-            assert shell.stdout is not None
-            try:
-                yield shell.stdout.readline().strip()
-            finally:
-                shell.communicate()
-
-
-def _need(*programs: str) -> None:
-    """Fails, and says which package is missing: a tool that is not there must not look like a test that passed."""
-    missing = [PACKAGES[program] for program in programs if shutil.which(program) is None]
-    if missing:
-        pytest.fail(f"missing: apt install {' '.join(missing)}", pytrace=False)
-    if os.geteuid() != 0:
-        pytest.fail("this test boots a machine or a container: run it as root", pytrace=False)
 
 
 def _pid_of(*argv: str) -> int | None:
@@ -202,12 +140,3 @@ def _pid_of(*argv: str) -> int | None:
             if (folder / "cmdline").read_bytes().rpartition(b"/")[2] == wanted:
                 return int(folder.name)
     return None
-
-
-def _await(found: Callable[[], T]) -> T:
-    """What is found within ten seconds."""
-    deadline = time.monotonic() + 10
-    while not (it := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return it
