@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_guard.command.parse import parse
 from vllm_guard.devices import Chosen, Device
-from vllm_guard.facts import Facts, NvmlFault
+from vllm_guard.facts import Claim, Facts, NvmlFault
 from vllm_guard.host.visible import select_devices
 from vllm_guard.model.checkpoint import Checkpoint, UnknownCheckpoint
 from vllm_guard.plan.decision import Decision, Launch
@@ -171,6 +171,14 @@ def test_after_a_short_wait_a_teardown_is_still_settled_for() -> None:
     assert slow.now == 12.0
 
 
+def test_a_wait_ends_on_time() -> None:
+    """Between two polls too."""
+    play = Play([(0, HELD)])
+    play.ended(2.25, 0)
+
+    assert (2.25, 4) == (play.now, play.readings)
+
+
 def test_without_patience_the_first_reading_counts() -> None:
     """As before there was a wait."""
     play = Play([(0, FULL)])
@@ -208,6 +216,8 @@ LEVEL = Policy(max_utilization=0.4)
 TWO = facts(gpu(0, free_mib=60_000), gpu(1, free_mib=20_000, processes=[process(5, None)]))
 UNSEEN = facts(gpu(free_mib=300, processes=[process(9, 80_000, name="unknown")]))
 EVIL = facts(gpu(free_mib=300, processes=[process(9, 1, name="a\n\x1b[2J")]))
+CLAIMED = facts(gpu(free_mib=60_000), claims=[Claim(gpu().uuid, 50_000 * MIB, 20_000 * MIB, 1)])
+NODE = cpu_facts(total_mib=65_536, free_mib=20_000)
 EXCLUSIVE = "GPU 0 is not exclusive as competitors=refuse wants it: pid 4711 (50000 MiB) on it"
 MISSING = {
     "a default": (Play([(0, HELD)]), needing(30_000, 0.92, 76_192) + ", pid 4711 (python train.py) holds 50000 MiB"),
@@ -216,6 +226,8 @@ MISSING = {
     "the worst of two cards": (Play([(0, TWO)], ("-tp", "2")), needing(20_000, 0.92, 76_832, "GPU 1") + ", pid 5 (python) holds an unknown amount"),
     "a refusal": (Play([(0, FULL)]), needing(300, 0.92, 76_192) + ", pid 4711 (python) holds 80000 MiB"),
     "a holder that is not seen": (Play([(0, UNSEEN)]), needing(300, 0.92, 76_192) + ", pid 9 holds 80000 MiB"),
+    "what other guards were promised": (Play([(0, CLAIMED)]), needing(30_000, 0.92, 76_192)),
+    "two ranks on one node": (Play([(0, NODE)], ("-tp", "2", *HALF)), needing(20_000, 0.5, 68_608, "NUMA node 0")),
     "a threshold": (Play([(0, HELD)], policy=Policy(min_free=Amount(70_000 * MIB))), "GPU 0 has 30000 MiB free, min_free asks for 70000 MiB"),
     "a card that is to be exclusive": (Play([(0, HELD)], policy=Policy(competitors="refuse")), EXCLUSIVE),
     "no driver": (Play([(0, NO_DRIVER)]), "cannot read GPU memory: not loaded"),
