@@ -60,7 +60,7 @@ podman rm --all --force --time 0
 def container() -> Iterator[str]:
     """The ID of a running container on this host's /usr. Its folder's path is short: podman wants that of its sockets within 50 characters."""
     need("podman", "crun", "unshare")
-    with tempfile.TemporaryDirectory(prefix="vg-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vg-", ignore_cleanup_errors=True) as folder:
         Path(folder, "rootfs/usr").mkdir(parents=True)
         for name in ("bin", "lib", "lib64"):
             Path(folder, "rootfs", name).symlink_to(f"usr/{name}")
