@@ -69,7 +69,7 @@ def settle(first: Facts, at_most_seconds: float, world: World) -> Facts:
         if not told and world.clock() - began >= _SILENT_SECONDS:
             told = True
             free = ", ".join(f"{floor_mib(size)} MiB" for size in samples[-1]) or "unknown"
-            world.progress(f"free memory is changing ({free} free now), waiting up to {at_most_seconds:g} s until it is steady")
+            world.progress(f"free memory is changing ({free} free now), waiting up to {round(at_most_seconds, 1):g} s until it is steady")
     return facts
 
 

@@ -94,12 +94,12 @@ def decide_in_time(world: World, patience: Patience, tell: Tell) -> Decision:
     began = world.clock()
     first = _reading(world)
     settles = patience.settle_seconds > 0 and should_settle(first.decision)
-    last = first
+    last, left_seconds = first, patience.settle_seconds
     if patience.wait_seconds > 0 and (settles or outlook(first.decision, first.facts, world.decide).state != "fits"):
         last, done = _wait(first, began, patience.wait_seconds, world, tell)
         if done:
             return last.decision
-    left_seconds = patience.settle_seconds - (world.clock() - began)
+        left_seconds -= world.clock() - began
     if left_seconds <= 0 or not should_settle(last.decision):
         return last.decision
     settling = Settling(world.read, world.devices, world.clock, world.sleep, lambda text: tell(Unsteady(text)))
