@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "vllm_guard"
 WORDS = frozenset({"units", "errors", "facts", "devices", "release"})
 TYPES = WORDS | {"command", "model"}
 DECIDES = TYPES | {"plan"}
-EDGES = DECIDES | {"host", "render", "flags", "settings", "log", "launch", "wait"}
+EDGES = DECIDES | {"host", "render", "flags", "settings", "log", "launch", "wait", "settle"}
 MAY_IMPORT = {
     "__init__": frozenset[str](),
     "units": frozenset[str](),
@@ -36,13 +36,16 @@ MAY_IMPORT = {
     "settings": DECIDES | {"flags", "setting_values", "setting_layers"},
     "log": WORDS,
     "launch": WORDS | {"flags"},
-    "wait": DECIDES,
+    "settle": DECIDES,
+    "wait": DECIDES | {"settle"},
+    "notify": frozenset[str](),
+    "progress": EDGES | {"speak", "notify"},
     "help": frozenset({"flags", "settings"}),
     "bypass": WORDS | {"command", "flags", "launch", "host", "setting_layers", "speak"},
     "subject": EDGES | {"plain_file", "hub"},
     "speak": EDGES,
     "demo": EDGES | {"subject", "speak"},
-    "cli": EDGES | {"explain", "plain_file", "subject", "speak", "bypass", "help", "demo"},
+    "cli": EDGES | {"explain", "plain_file", "subject", "speak", "bypass", "help", "demo", "progress"},
     "__main__": frozenset({"flags", "bypass", "cli", "launch", "units"}),
 }
 # Rooms that only reckon: nothing of the world in them. command/options.py, model/files.py and model/headers.py read files, by design.

@@ -7,18 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
-from booted_systemd import booted_systemd, need, wait_for
 from guard_process import NEIGHBOUR, Host
+from other_worlds import booted_systemd, container, wait_for
 from standin_driver import Card, Listed
 
 from vllm_guard.host.pid_namespace import pid_namespace_initial
+
+T = TypeVar("T")
 
 CONSOLE: Final = {"VLLM_GUARD_LOG_FORMAT": "console"}
 PID_NAMESPACE: Final = ("unshare", "--fork", "--pid", "--mount-proc", *(() if os.geteuid() == 0 else ("--map-root-user",)))
@@ -122,41 +123,13 @@ def test_a_unit_of_systemd_is_named(host: Host) -> None:
 @pytest.mark.slow
 def test_a_podman_container_is_named(host: Host) -> None:
     """By runtime and the ID that podman prints."""
-    with _container() as name:
+    with container() as name:
         assert name, "podman did not start it, see stderr"
         pid = wait_for(lambda: _pid_of("sleep", "61.82"))
         assert pid is not None
         found = holder(host, pid)
 
     assert (f"podman {name[:12]}", None) == (found["container"], found["unit"])
-
-
-# podman wants v2 alone, so it gets a mount namespace with that. Privileged and without a limit of pids: nothing here may load a device filter or has
-# the controller. The container ends when stdin does.
-_PODMAN: Final = """
-umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup
-podman() { command podman --root "$0/root" --runroot "$0/run" --storage-driver vfs --runtime crun --cgroup-manager cgroupfs "$@"; }
-podman run --detach --privileged --pids-limit=-1 --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --network=none --no-healthcheck --log-driver none \\
-  --volume /usr:/usr:ro --rootfs "$0/rootfs" sleep 61.82 || exit
-cat
-podman rm --all --force --time 0
-"""
-
-
-@contextmanager
-def _container() -> Iterator[str]:
-    """The ID of a running container on this host's /usr. Its folder's path is short: podman wants that of its sockets within 50 characters."""
-    need("podman", "crun", "unshare")
-    with tempfile.TemporaryDirectory(prefix="vg-") as folder:
-        Path(folder, "rootfs/usr").mkdir(parents=True)
-        for name in ("bin", "lib", "lib64"):
-            Path(folder, "rootfs", name).symlink_to(f"usr/{name}")
-        with subprocess.Popen(["unshare", "--mount", "sh", "-c", _PODMAN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
-            assert shell.stdout is not None
-            try:
-                yield shell.stdout.readline().strip()
-            finally:
-                shell.communicate()
 
 
 def _pid_of(*argv: str) -> int | None:

@@ -104,7 +104,7 @@ ENDS: Mapping[str, tuple[Call, int, str]] = {
     "unknown flag": (ending("--guard-marign=1GiB"), 64, "usage: unknown flag '--guard-marign'; the nearest known one is --guard-margin"),
     "bad value": (ending(environ={"VLLM_GUARD_MARGIN": "much"}), 64, "usage: margin 'much' (environment VLLM_GUARD_MARGIN) is not"),
     "json with serve": (ending("--guard-json"), 64, "usage: json (flag --guard-json) is not for serve"),
-    "not in this release": (ending("--guard-wait=5"), 64, "usage: wait '5' (flag --guard-wait) is not in this release"),
+    "not in this release": (ending("--guard-claims=on"), 64, "usage: claims 'on' (flag --guard-claims) is not in this release"),
     "more cards than there are": (ending("-tp", "2"), 69, "error: this command takes 2 GPUs of this host, 1 visible"),
     "threshold": (ending("--guard-min-free=200GiB"), 75, "refused: GPU 0 has 81080 MiB free, min_free asks for 204800 MiB"),
     "not a program": (ending("--guard-vllm=/etc/passwd"), 126, "error: cannot run '/etc/passwd': Permission denied"),
@@ -160,7 +160,8 @@ BUGS = {
             "log.configure",
         )
     },
-    "wait.should_settle": Call(BUGGY, {**SHIMMED, "VLLM_GUARD_SETTLE": "auto"}, [BUSY], files=bug_in("wait.should_settle")),
+    "settle.should_settle": Call(BUGGY, {**SHIMMED, "VLLM_GUARD_SETTLE": "auto"}, [BUSY], files=bug_in("settle.should_settle")),
+    **{target: Call((*BUGGY, "--guard-wait=2"), SHIMMED, [BUSY], files=bug_in(target)) for target in ("wait.outlook", "render.waiting.missing_text")},
     "a library that is gone": Call(BUGGY, SHIMMED, files=shim("import sys\nsys.modules['pydantic_settings'] = None\nprint('planted', file=sys.stderr)\n")),
     "a library that is broken": Call(BUGGY, SHIMMED, [BUSY], files={"shim/psutil.py": "raise RuntimeError('planted')\n"}),
     "a library of another world": Call(BUGGY, SHIMMED, files={"shim/structlog.py": "planted = 1\n"}),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from booted_systemd import booted_systemd, wait_for
+from other_worlds import booted_systemd, wait_for
 from guard_process import GUARD
 
 import vllm_guard

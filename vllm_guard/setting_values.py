@@ -152,6 +152,7 @@ read_size_or_auto: Final = _reader("a size such as 512MiB, or auto", _auto(_pars
 read_size_or_none: Final = _reader("a size such as 8GiB, or none", _none(_parse_size))
 read_ceiling_or_auto: Final = _reader("a number above 0 and at most 1, or auto", _or_auto(_parse_ceiling))
 read_floor: Final = _reader("a number from 0 to 1", _parse_floor)
+read_seconds: Final = _reader("a number of seconds (0 or more), or off", _parse_seconds)
 read_seconds_or_auto: Final = _reader("a number of seconds (0 or more), or auto", _auto(_parse_seconds))
 read_batched_tokens: Final = _reader("auto, off, or a whole number of tokens (1 or more)", _parse_batched_tokens)
 read_boolean: Final = _reader("one of 1, 0, true, false, yes, no, on, off", _parse_boolean)

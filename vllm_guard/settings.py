@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     unmeasured: Annotated[Literal["auto", "start", "refuse"], PlainValidator(values.choice("auto", "start", "refuse"))] = _setting(
         "auto", "when memory cannot be read: start, or refuse; auto: refuse for a CUDA build of vLLM, start with a warning for any other"
     )
-    wait: Annotated[float, PlainValidator(values.not_yet("0", 0.0))] = _setting("0", "seconds to wait until what was asked fits (not in this release)")
+    wait: Annotated[float, PlainValidator(values.read_seconds)] = _setting("0", "seconds to wait until what was asked fits; then what does is taken")
     settle: Annotated[float | None, PlainValidator(values.read_seconds_or_auto)] = _setting(
         "auto", "seconds to wait for free memory to become steady, 0: never; auto: only when somebody is leaving or little is free"
     )

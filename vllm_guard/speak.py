@@ -37,10 +37,14 @@ class Tone:
 
 def say(lines: Iterable[str]) -> None:
     """Lines on stderr; what the terminal cannot show is escaped, and a closed stderr is nobody's reason to fail."""
+    write("".join(f"{line}\n" for line in lines))
+
+
+def write(text: str) -> None:
+    """The same for text that ends no line."""
     with suppress(OSError, ValueError):
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        text = "".join(f"{line}\n" for line in lines).encode(encoding, "backslashreplace").decode(encoding)
-        sys.stderr.write(text)
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stderr.flush()
 
 

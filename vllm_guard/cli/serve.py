@@ -13,10 +13,12 @@ from vllm_guard.facts import Facts
 from vllm_guard.host.reading import read_facts
 from vllm_guard.launch import launch, require_program
 from vllm_guard.plan.decision import Decision, Launch, Unmeasured
+from vllm_guard.progress import Teller
 from vllm_guard.render.document import exit_code
 from vllm_guard.settings import Loaded, Settings, policy
+from vllm_guard.settle import AUTO_SECONDS
 from vllm_guard.subject import Subject, find_vllm, read_subject, serving
-from vllm_guard.wait import AUTO_SECONDS, World, settle, should_settle
+from vllm_guard.wait import Patience, World, decide_in_time
 
 
 def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
@@ -38,7 +40,7 @@ def start(call: Call, loaded: Loaded, subject: Subject) -> int:
     settings = loaded.settings
     if subject.command.asks_help:
         launch(subject.untouched, call.environ)
-    decision = _decide_settled(settings, subject)
+    decision = _decide_in_time(call, settings, subject)
     observe = settings.mode == "observe"
     tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, subject.vllm)
     starts = observe or tolerated or isinstance(decision, Launch)
@@ -50,16 +52,19 @@ def start(call: Call, loaded: Loaded, subject: Subject) -> int:
     return launch(subject.untouched if observe else subject.words(decision), call.environ)
 
 
-def _decide_settled(settings: Settings, subject: Subject) -> Decision:
-    """The decision, on a reading taken once free memory is steady where somebody may be leaving."""
+def _decide_in_time(call: Call, settings: Settings, subject: Subject) -> Decision:
+    """The decision, on a reading taken once what was asked fits where that is waited for, and once free memory is steady where somebody may be leaving.
+
+    Who only observes does not wait: vLLM starts whatever comes of it.
+    """
 
     def read() -> Facts:
         return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)
 
-    facts = read()
-    decision = subject.decide(facts, policy(settings))
-    seconds = AUTO_SECONDS if settings.settle is None else settings.settle
-    if seconds <= 0 or not should_settle(decision):
-        return decision
-    world = World(read, subject.devices, time.monotonic, time.sleep, lambda text: speak.say([f"vllm-guard: {text}"]))
-    return subject.decide(settle(facts, seconds, world), policy(settings))
+    def decide(facts: Facts) -> Decision:
+        return subject.decide(facts, policy(settings))
+
+    settle_seconds = AUTO_SECONDS if settings.settle is None else settings.settle
+    patience = Patience(0.0 if settings.mode == "observe" else settings.wait, settle_seconds)
+    world = World(read, decide, subject.devices, time.monotonic, time.sleep)
+    return decide_in_time(world, patience, Teller(settings.log_format, call.environ.get("NOTIFY_SOCKET")))

@@ -1,4 +1,4 @@
-"""A systemd of its own on this host's /usr, for tests that need units and a journal; and what such tests need of the machine."""
+"""A booted systemd and a podman container on this host's /usr, for slow tests. As root."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +21,11 @@ PACKAGES: Final = {"systemd-nspawn": "systemd-container", "podman": "podman", "c
 
 
 @contextmanager
-def booted_systemd(*folders: Path) -> Iterator[list[str]]:
-    """The words that run a command inside it; `folders` are there too, to read. It ends with the test."""
+def booted_systemd(*shared: Path) -> Iterator[list[str]]:
+    """The words that run a command inside a systemd of its own, on this host's /usr and these folders; it ends with the test."""
     need("systemd-nspawn", "nsenter")
-    options = ["--volatile=yes", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--directory=/", *(f"--bind-ro={folder}" for folder in folders)]
+    options = ["--volatile=yes", "--boot", "--register=no", "--keep-unit", "--console=pipe", "--directory=/"]
+    options += [f"--bind={folder}" for folder in shared]
     boot = ["systemd.unit=multi-user.target", "systemd.mask=systemd-firstboot.service"]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(["systemd-nspawn", "--quiet", *options, *boot], **quiet) as nspawn:
@@ -40,6 +42,34 @@ def booted_systemd(*folders: Path) -> Iterator[list[str]]:
                 nspawn.wait(20)
             except subprocess.TimeoutExpired:
                 nspawn.kill()
+
+
+# podman wants v2 alone, so it gets a mount namespace with that. Privileged and without a limit of pids: nothing here may load a device filter or has
+# the controller. The container ends when stdin does.
+_PODMAN: Final = """
+umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup
+podman() { command podman --root "$0/root" --runroot "$0/run" --storage-driver vfs --runtime crun --cgroup-manager cgroupfs "$@"; }
+podman run --detach --privileged --pids-limit=-1 --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --network=none --no-healthcheck --log-driver none \\
+  --volume /usr:/usr:ro --rootfs "$0/rootfs" sleep 61.82 || exit
+cat
+podman rm --all --force --time 0
+"""
+
+
+@contextmanager
+def container() -> Iterator[str]:
+    """The ID of a running container on this host's /usr. Its folder's path is short: podman wants that of its sockets within 50 characters."""
+    need("podman", "crun", "unshare")
+    with tempfile.TemporaryDirectory(prefix="vg-", ignore_cleanup_errors=True) as folder:
+        Path(folder, "rootfs/usr").mkdir(parents=True)
+        for name in ("bin", "lib", "lib64"):
+            Path(folder, "rootfs", name).symlink_to(f"usr/{name}")
+        with subprocess.Popen(["unshare", "--mount", "sh", "-c", _PODMAN, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+            assert shell.stdout is not None
+            try:
+                yield shell.stdout.readline().strip()
+            finally:
+                shell.communicate()
 
 
 def need(*programs: str) -> None:
