@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from guard_process import BUSY, BUSY_ARGV, FULL, GUARD, MODEL, UNTOUCHED, Call, Ended, Host, rows
+from guard_process import BUSY, BUSY_ARGV, CLAIM, FULL, GUARD, MODEL, UNTOUCHED, Call, Ended, Host, rows
 from standin_driver import Card
 
 from vllm_guard import __version__
@@ -41,7 +41,7 @@ def closing(streams: str) -> list[str]:
     ],
 )
 def test_the_guard_becomes_vllm(host: Host, environ: Mapping[str, str]) -> None:
-    """Same PID, argv, folder, descriptors and environment, nothing ignored or blocked, stdout byte for byte vLLM's own."""
+    """Same PID, argv, folder, environment and descriptors but for the claim's, nothing ignored or blocked, stdout byte for byte vLLM's own."""
     reader, writer = os.pipe()
     ended = host.serve("--max-model-len", "32k", environ=environ, inherited=[writer], cwd=host.folder)
     os.close(reader)
@@ -50,7 +50,8 @@ def test_the_guard_becomes_vllm(host: Host, environ: Mapping[str, str]) -> None:
     assert ended.report is not None
     assert (ended.pid, (*UNTOUCHED, b"--max-model-len", b"32k")) == (ended.report.pid, ended.reached)
     assert (0, b"stub vllm\n", host.folder) == (ended.code, ended.stdout, ended.report.folder)
-    assert {0, 1, 2, writer} == ended.report.descriptors
+    assert {0, 1, 2, writer} == ended.report.descriptors - {CLAIM}
+    assert ("VLLM_GUARD_MODE" not in environ) == (CLAIM in ended.report.descriptors)
     assert frozenset() == ended.report.ignored | ended.report.blocked
     assert without_guard(host.environment(environ)) == set(ended.report.environ)
 
@@ -523,9 +524,9 @@ def deaf(streams: str, card: Card) -> Call:
     ids=["stdout and stderr", "stdin and stderr", "full"],
 )
 def test_a_stderr_that_takes_nothing_does_not_stop_a_launch(ended: Ended, descriptors: set[int]) -> None:
-    """vLLM gets just the descriptors that the guard was given."""
+    """vLLM gets just the descriptors that the guard was given, and the claim's, which never becomes a standard stream."""
     assert ended.report is not None
-    assert (BUSY_ARGV, descriptors) == (ended.reached, set(ended.report.descriptors))
+    assert (BUSY_ARGV, descriptors | {CLAIM}) == (ended.reached, set(ended.report.descriptors))
 
 
 @pytest.mark.parametrize("call", [deaf("2>&-", FULL), deaf("2>/dev/full", FULL)], ids=["closed", "full"])

@@ -195,8 +195,7 @@ def test_toml_values_may_be_native(config: Path, line: str, name: str, expected:
         pytest.param("vllm", "a\0b", "a path", id="a path with a zero byte"),
         pytest.param("dry_run", "y", "one of 1, 0, true, false, yes, no, on, off", id="half a word"),
         pytest.param("wait", "120", "in this release: it takes 0 or off", id="a feature to come: wait"),
-        pytest.param("claims", "on", "in this release: it takes auto or off", id="a feature to come: claims"),
-        pytest.param("claims_dir", "/run/x", "in this release: it takes auto or off", id="a feature to come: claims_dir"),
+        pytest.param("claims", "on", "one of auto, off", id="claims cannot be on"),
         pytest.param("remote_metadata", "auto", "one of 1, 0, true, false, yes, no, on, off", id="auto where there is none"),
     ],
 )

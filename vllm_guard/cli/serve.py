@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from vllm_guard import speak
 from vllm_guard.cli.call import Call
 from vllm_guard.cli.check import all_warnings, check, starts_unmeasured
+from vllm_guard.cli.claiming import decide_and_claim, with_claims
 from vllm_guard.errors import LaunchError
-from vllm_guard.facts import Facts
+from vllm_guard.facts import Facts, Warn
 from vllm_guard.host.reading import read_facts
 from vllm_guard.launch import launch, require_program
 from vllm_guard.plan.decision import Decision, Launch, Unmeasured
@@ -38,23 +39,29 @@ def start(call: Call, loaded: Loaded, subject: Subject) -> int:
     settings = loaded.settings
     if subject.command.asks_help:
         launch(subject.untouched, call.environ)
-    decision = _decide_settled(settings, subject)
     observe = settings.mode == "observe"
+    decision, unclaimed = _decide(settings, subject, claims=not observe)
     tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, subject.vllm)
     starts = observe or tolerated or isinstance(decision, Launch)
     tone = speak.Tone(observe=observe, tolerated=tolerated, starts=starts)
-    speak.say_decision(decision, all_warnings(loaded, subject, decision), settings.log_format, tone)
+    speak.say_decision(decision, (*all_warnings(loaded, subject, decision), *unclaimed), settings.log_format, tone)
     if not starts:
         speak.write_termination_log(settings.termination_log, speak.decision_lines(decision))
         return exit_code(decision)
     return launch(subject.untouched if observe else subject.words(decision), call.environ)
 
 
+def _decide(settings: Settings, subject: Subject, *, claims: bool) -> tuple[Decision, tuple[Warn, ...]]:
+    """The decision, final and promised to other guards where `claims` says so; and why it could not be promised."""
+    decision = _decide_settled(settings, subject)
+    return decide_and_claim(settings, subject, decision, lambda: _read(subject)) if claims else (decision, ())
+
+
 def _decide_settled(settings: Settings, subject: Subject) -> Decision:
     """The decision, on a reading taken once free memory is steady where somebody may be leaving."""
 
     def read() -> Facts:
-        return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)
+        return with_claims(_read(subject), settings, subject.environ)
 
     facts = read()
     decision = subject.decide(facts, policy(settings))
@@ -63,3 +70,7 @@ def _decide_settled(settings: Settings, subject: Subject) -> Decision:
         return decision
     world = World(read, subject.devices, time.monotonic, time.sleep, lambda text: speak.say([f"vllm-guard: {text}"]))
     return subject.decide(settle(facts, seconds, world), policy(settings))
+
+
+def _read(subject: Subject) -> Facts:
+    return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)
