@@ -97,14 +97,18 @@ def _open(place: Place, *, create: bool) -> Folder:
     try:
         if created and place.mode != _OURS:
             os.fchmod(descriptor, place.mode or _OURS)
-        untrusted = why_untrusted(os.fstat(descriptor), os.geteuid(), named=place.named)
-        if untrusted is not None:
-            raise OSError(errno.EPERM, untrusted)
+        _require_trust(descriptor, place)
         writable = os.access(".", os.W_OK | os.X_OK, dir_fd=descriptor, effective_ids=True)
     except BaseException:
         os.close(descriptor)
         raise
     return Folder(place.path, descriptor, writable)
+
+
+def _require_trust(descriptor: int, place: Place) -> None:
+    untrusted = why_untrusted(os.fstat(descriptor), os.geteuid(), named=place.named)
+    if untrusted is not None:
+        raise OSError(errno.EPERM, untrusted)
 
 
 def why_untrusted(status: os.stat_result, user: int, *, named: bool) -> str | None:
