@@ -585,6 +585,21 @@ def test_a_user_whom_nobody_knows(host: Host) -> None:
     assert ended.lines[0].startswith("vllm-guard: launch: --gpu-memory-utilization 0.92 to 0.3606")
 
 
+def test_an_interpreter_that_may_not_be_reached(host: Host) -> None:
+    """It lies in a folder that is closed to this user: 126 and no traceback."""
+    if os.geteuid() != 0 or subprocess.run([*NOBODY, str(GUARD), "--guard-version"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs root, and a guard that others may run")
+    closed = host.folder / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "python").symlink_to("/bin/sh")
+    host.stub.write_text(f"#!{closed}/python\n")
+    for folder in (host.driver, host.folder, host.folder.parent, host.folder.parent.parent):
+        folder.chmod(0o711)  # pytest's own folders, closed to others
+    ended = host.serve(wrapper=NOBODY, environ={"HOME": None, "STUB_REPORT": None, "VLLM_GUARD_LOG_FORMAT": "console"})
+
+    assert (126, f"vllm-guard: error: cannot run '{host.stub}': Permission denied") == (ended.code, ended.lines[0])
+
+
 def hostile_models(folder: Path) -> list[str]:
     """Models that are something else."""
     os.mkfifo(folder / "pipe")
