@@ -79,6 +79,7 @@ class Stage:
     ) -> subprocess.Popen[bytes]:
         """A guard on its way, in a session of its own."""
         hold: dict[str, str | None] = {
+            "HOLD_CLAIMS": str(self.host.claims),
             "HOLD_CHILD": child,
             "HOLD_READY": str(self.ready),
             "HOLD_PYTHON": sys.executable,

@@ -58,7 +58,7 @@ def claims_on(gpus: Iterable[Gpu], held: Sequence[Held], here: Here, read: ReadK
 
 def _seen(record: Record, cards: Mapping[str, Gpu], here: Here, read: ReadKin) -> Mapping[str, int]:
     """What the process tree of a record holds of each card, by UUID; without a card where that cannot be told."""
-    if not here.initial or record.owner.pid_namespace != here.owner.pid_namespace or _owner_of(record.owner.pid, here.owner, read) != record.owner:
+    if not here.initial or next(_line(record.owner.pid, here.owner, read), None) != record.owner:
         return {}
     return {uuid: used for uuid, gpu in cards.items() if (used := _used_bytes(gpu, record.owner, here, read)) is not None}
 
@@ -78,10 +78,6 @@ def _line(pid: int, like: Owner, read: ReadKin) -> Iterator[Owner]:
             return
         yield Owner(kin.pid, kin.started_ticks, like.pid_namespace, like.boot_id)
         pid = kin.parent
-
-
-def _owner_of(pid: int, like: Owner, read: ReadKin) -> Owner | None:
-    return next(_line(pid, like, read), None)
 
 
 def _parts(gpu: Gpu, held: Sequence[Held], trees: Sequence[Mapping[str, int]]) -> Iterator[_Part]:
