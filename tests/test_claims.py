@@ -561,3 +561,17 @@ def test_a_shared_card_is_left_to_the_neighbour(host: Host) -> None:
     host.cards(BUSY)
 
     assert b"0.3606" == host.serve().reached[-1]
+
+
+def test_without_a_lock_two_guards_still_see_each_other(stage: Stage) -> None:
+    """Somebody keeps the lock: both go on after 5 seconds, write what they promise and look once more."""
+    stage.host.claims.mkdir()
+    stage.host.claims.chmod(0o1777)
+    descriptor = os.open(stage.host.claims / f"{UUID}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    several = [stage.started(each, 40) for each in [stage.begin("--guard-min-utilization=0.02") for _ in range(4)]]
+    os.close(descriptor)
+    starts = [started for started in several if isinstance(started, Started)]
+
+    assert sum(map(requested_mib, starts)) <= FREE_MIB
+    assert {75} >= {each for each in several if isinstance(each, int)}

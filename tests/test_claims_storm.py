@@ -65,6 +65,7 @@ class Storm:
         self.servers: list[Server] = []
         self.most_mib = 0
         self.codes: list[int] = []
+        self.unlocked = 0
         self.utilizations: list[float] = []
         self._show()
         self.coming = [self._begin() for _ in range(guards)]
@@ -100,6 +101,7 @@ class Storm:
             if started is None:
                 continue
             self.coming.remove((process, cards))
+            self.unlocked += "holds this lock for too long" in self.stage.said(process)
             if isinstance(started, int):
                 self.codes.append(started)
                 continue
@@ -158,4 +160,4 @@ def test_a_storm_of_60_guards_on_4_cards(host: Host, seed: int) -> None:
 
     assert 60 == len(storm.utilizations) + len(storm.codes)
     assert storm.most_mib > CUDA_MIB // 2
-    print(f"{len(storm.utilizations)} started, {len(storm.codes)} refused, at most {storm.most_mib} of {CUDA_MIB} MiB")  # noqa: T201 - with -s
+    print(f"{len(storm.utilizations)} started, {len(storm.codes)} refused, {storm.unlocked} without a lock, at most {storm.most_mib} of {CUDA_MIB} MiB")  # noqa: T201 - with -s

@@ -64,13 +64,15 @@ def write_claim(folder: Folder, world: int, promises: Sequence[Promise]) -> str 
     """Promises, until this process and its forked children are gone, whatever it becomes; in place of what it promised before. None, or why not."""
     try:
         here = read_here()
-        _remove_leftovers(folder, here.owner)
         data = to_bytes(Record(here.owner, here.seconds, world, tuple(promises)))
-        if not any(_write(folder, f"{here.owner.pid}-{os.urandom(8).hex()}.claim", data) for _ in range(_ATTEMPTS)):
-            return f"{folder.path}: somebody removes our claims"
+        for _ in range(_ATTEMPTS):
+            name = f"{here.owner.pid}-{os.urandom(8).hex()}.claim"
+            if _write(folder, name, data):
+                _remove_leftovers(folder, here.owner, but=name)
+                return None
     except (OSError, ValueError) as error:
         return f"{folder.path}: {why_not(error)}"
-    return None
+    return f"{folder.path}: somebody removes our claims"
 
 
 def _held(folder: Folder) -> Iterator[Held]:
@@ -107,9 +109,9 @@ def _is_held(descriptor: int) -> bool:
     return not try_lock(descriptor, fcntl.LOCK_SH)  # given back when the descriptor is closed
 
 
-def _remove_leftovers(folder: Folder, ours: Owner) -> None:
+def _remove_leftovers(folder: Folder, ours: Owner, but: str) -> None:
     """Removes the files that nobody holds any more, and what this very process promised before; only files of our own, or any for root."""
-    for name in _names(folder):
+    for name in (name for name in _names(folder) if name != but):
         with suppress(OSError):
             descriptor = os.open(name, _READ, dir_fd=folder.descriptor)
             try:

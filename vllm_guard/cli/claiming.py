@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,7 +43,28 @@ def decide_and_claim(settings: Settings, subject: Subject, decision: Decision, r
             facts = _with_claims_of(folders, read())
             decision = subject.decide(facts, policy(settings))
             unwritten = _claim(folders, subject, decision, facts)
+            if isinstance(decision, Launch) and _newcomers(folders, facts, uuids):
+                facts = _with_claims_of(folders, read())
+                decision = _smaller(subject.decide(facts, policy(settings)), decision)
+                unwritten = _claim(folders, subject, decision, facts)
     return decision, _off(unlocked or unwritten)
+
+
+def _newcomers(folders: Folders, before: Facts, uuids: Collection[str | None]) -> bool:
+    """Whether somebody claimed one of these cards since that reading, which only happens where a lock was not to be had. Both read after they wrote, so one
+    of them at least sees the other.
+    """
+    known = {(claim.pid, claim.uuid) for claim in before.claims}
+    return any(claim.uuid in uuids and (claim.pid, claim.uuid) not in known for claim in _with_claims_of(folders, before).claims)
+
+
+def _smaller(again: Decision, first: Decision) -> Decision:
+    """The second decision, unless it takes more of a card than the promise that others have seen."""
+    if not isinstance(again, Launch) or not isinstance(first, Launch):
+        return again
+    promised = {plan.device.uuid: promised_bytes(first, plan) for plan in first.assessment.devices}
+    more = any(promised_bytes(again, plan) > promised.get(plan.device.uuid, 0) for plan in again.assessment.devices)
+    return first if more else again
 
 
 def _with_claims_of(folders: Folders, facts: Facts) -> Facts:
