@@ -23,6 +23,7 @@ UNTOUCHED = (b"serve", MODEL.encode())
 NEIGHBOUR = os.getpid()  # a process that is there, is no vLLM and does not end
 BUSY = Card(processes=(Listed(NEIGHBOUR, 50_000),))
 BUSY_ARGV = (*UNTOUCHED, b"--gpu-memory-utilization", b"0.3606")
+CLAIM = 64  # the descriptor that keeps a claim
 FULL = Card(free_mib=300, processes=(Listed(NEIGHBOUR, 80_000),))
 # Refusals on a shared card wait a second to see whether somebody leaves, and `check` asks a model hub; tests of something else do not.
 AT_ONCE = {"VLLM_GUARD_SETTLE": "0", "VLLM_GUARD_REMOTE_METADATA": "off"}
@@ -66,7 +67,8 @@ class Host:
         self.folder = folder
         self.driver = driver
         self.stub = self.install(version)
-        self.environ: dict[str, str | None] = {"VLLM_GUARD_CONFIG": "", **AT_ONCE}
+        self.claims = folder / "claims"
+        self.environ: dict[str, str | None] = {"VLLM_GUARD_CONFIG": "", "VLLM_GUARD_CLAIMS_DIR": str(self.claims), **AT_ONCE}
         self.scenario = folder / "scenario"
         (folder / "home").mkdir()
         self.cards(Card())

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "vllm_guard"
 WORDS = frozenset({"units", "errors", "facts", "devices", "release"})
 TYPES = WORDS | {"command", "model"}
 DECIDES = TYPES | {"plan"}
-EDGES = DECIDES | {"host", "render", "flags", "settings", "log", "launch", "wait", "settle"}
+EDGES = DECIDES | {"host", "claims", "render", "flags", "settings", "log", "launch", "wait", "settle"}
 MAY_IMPORT = {
     "__init__": frozenset[str](),
     "units": frozenset[str](),
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "hub": WORDS | {"plain_file", "model"},
     "plan": TYPES,
     "host": DECIDES,
+    "claims": WORDS | {"host", "plain_file"},
     "explain": WORDS,
     "render": DECIDES | {"explain"},
     "flags": WORDS,

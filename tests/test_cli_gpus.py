@@ -13,6 +13,7 @@ import pytest
 from builders import change, cpu_facts, facts, gpu, judge, launched, process, refused
 from guard_process import GUARD, NEIGHBOUR, Host
 from standin_driver import Card, Fault, Listed
+from test_claims import hold, record
 from test_cli_check import BOOLEAN, PROCESS, TEXT, WHOLE, each, keys, one_of, or_null
 
 from vllm_guard.plan.policy import Policy
@@ -32,7 +33,8 @@ DEVICE = keys(
     unaccounted_bytes=lambda value: isinstance(value, int),
     processes=each(PROCESS),
 )
-GPUS = keys(schema_version=one_of(1), devices=each(DEVICE), claims=each(BOOLEAN))
+CLAIM = keys(uuid=TEXT, promised_bytes=WHOLE, used_bytes=WHOLE, pid=WHOLE, user=or_null(TEXT), ended=BOOLEAN)
+GPUS = keys(schema_version=one_of(1), devices=each(DEVICE), claims=each(CLAIM))
 TWO = (Card(free_mib=30_000, processes=(Listed(NEIGHBOUR, 50_000),)), Card())
 
 
@@ -52,10 +54,13 @@ def test_the_table_shows_every_card_with_a_bar_and_its_holders(host: Host) -> No
 def test_the_document_has_the_keys_of_the_contract(host: Host) -> None:
     """Devices without the budget keys."""
     host.cards(*TWO)
+    kept = hold(host.claims, record())
     document = host.run("gpus", "--guard-json", environ=CONSOLE).document
+    os.close(kept)
 
     assert GPUS(document)
     assert all("margin_bytes" not in device and "budget_bytes" not in device for device in document["devices"])
+    assert [(4711, 50_000 << 20)] == [(claim["pid"], claim["promised_bytes"]) for claim in document["claims"]]
     assert [1, 0] == [len(device["processes"]) for device in document["devices"]]
 
 

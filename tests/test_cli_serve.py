@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from guard_process import BUSY, BUSY_ARGV, FULL, GUARD, MODEL, UNTOUCHED, Call, Ended, Host, rows
+from guard_process import BUSY, BUSY_ARGV, CLAIM, FULL, GUARD, MODEL, UNTOUCHED, Call, Ended, Host, rows
 from standin_driver import Card
 
 from vllm_guard import __version__
@@ -41,7 +41,7 @@ def closing(streams: str) -> list[str]:
     ],
 )
 def test_the_guard_becomes_vllm(host: Host, environ: Mapping[str, str]) -> None:
-    """Same PID, argv, folder, descriptors and environment, nothing ignored or blocked, stdout byte for byte vLLM's own."""
+    """Same PID, argv, folder, environment and descriptors but for the claim's, nothing ignored or blocked, stdout byte for byte vLLM's own."""
     reader, writer = os.pipe()
     ended = host.serve("--max-model-len", "32k", environ=environ, inherited=[writer], cwd=host.folder)
     os.close(reader)
@@ -50,7 +50,8 @@ def test_the_guard_becomes_vllm(host: Host, environ: Mapping[str, str]) -> None:
     assert ended.report is not None
     assert (ended.pid, (*UNTOUCHED, b"--max-model-len", b"32k")) == (ended.report.pid, ended.reached)
     assert (0, b"stub vllm\n", host.folder) == (ended.code, ended.stdout, ended.report.folder)
-    assert {0, 1, 2, writer} == ended.report.descriptors
+    assert {0, 1, 2, writer} == ended.report.descriptors - {CLAIM}
+    assert ("VLLM_GUARD_MODE" not in environ) == (CLAIM in ended.report.descriptors)
     assert frozenset() == ended.report.ignored | ended.report.blocked
     assert without_guard(host.environment(environ)) == set(ended.report.environ)
 
@@ -524,9 +525,9 @@ def deaf(streams: str, card: Card) -> Call:
     ids=["stdout and stderr", "stdin and stderr", "full"],
 )
 def test_a_stderr_that_takes_nothing_does_not_stop_a_launch(ended: Ended, descriptors: set[int]) -> None:
-    """vLLM gets just the descriptors that the guard was given."""
+    """vLLM gets just the descriptors that the guard was given, and the claim's, which never becomes a standard stream."""
     assert ended.report is not None
-    assert (BUSY_ARGV, descriptors) == (ended.reached, set(ended.report.descriptors))
+    assert (BUSY_ARGV, descriptors | {CLAIM}) == (ended.reached, set(ended.report.descriptors))
 
 
 @pytest.mark.parametrize("call", [deaf("2>&-", FULL), deaf("2>/dev/full", FULL)], ids=["closed", "full"])
@@ -583,6 +584,21 @@ def test_a_user_whom_nobody_knows(host: Host) -> None:
 
     assert (0, b"stub vllm\n") == (ended.code, ended.stdout)
     assert ended.lines[0].startswith("vllm-guard: launch: --gpu-memory-utilization 0.92 to 0.3606")
+
+
+def test_an_interpreter_that_may_not_be_reached(host: Host) -> None:
+    """It lies in a folder that is closed to this user: 126 and no traceback."""
+    if os.geteuid() != 0 or subprocess.run([*NOBODY, str(GUARD), "--guard-version"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs root, and a guard that others may run")
+    closed = host.folder / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "python").symlink_to("/bin/sh")
+    host.stub.write_text(f"#!{closed}/python\n")
+    for folder in (host.driver, host.folder, host.folder.parent, host.folder.parent.parent):
+        folder.chmod(0o711)  # pytest's own folders, closed to others
+    ended = host.serve(wrapper=NOBODY, environ={"HOME": None, "STUB_REPORT": None, "VLLM_GUARD_LOG_FORMAT": "console"})
+
+    assert (126, f"vllm-guard: error: cannot run '{host.stub}': Permission denied") == (ended.code, ended.lines[0])
 
 
 def hostile_models(folder: Path) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from other_worlds import booted_systemd, wait_for
 from guard_process import GUARD
+from other_worlds import booted_systemd, wait_for
 
 import vllm_guard
 

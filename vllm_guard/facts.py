@@ -119,17 +119,20 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What another guard promised its vLLM and the card does not show yet."""
+    """What another guard promised its vLLM on a card, and how much of it that has taken. One that has `ended`, by use or after 10 minutes, does not count."""
 
     uuid: str
     promised_bytes: int
     used_bytes: int
     pid: int
+    user: str | None = None
+    age_seconds: float | None = None
+    ended: bool = False
 
     @property
     def outstanding_bytes(self) -> int:
         """The part of the promise that is not used memory yet."""
-        return max(0, self.promised_bytes - self.used_bytes)
+        return 0 if self.ended else max(0, self.promised_bytes - self.used_bytes)
 
 
 @dataclass(frozen=True, slots=True)

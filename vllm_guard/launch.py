@@ -55,8 +55,11 @@ def require_program(program: str, environ: Mapping[str, str]) -> None:
     if not os.access(located, os.X_OK) or Path(located).is_dir():
         raise _launch_error(program, environ, OSError(errno.EACCES, os.strerror(errno.EACCES)))
     interpreter = _interpreter(Path(located))
-    if interpreter and not Path(interpreter).exists():
-        raise _launch_error(program, environ, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if interpreter:
+        try:
+            Path(interpreter).stat()
+        except OSError as error:
+            raise _launch_error(program, environ, error) from error
 
 
 def child_environment(environ: Mapping[str, str], initial: Mapping[bytes, bytes] | None) -> dict[str, str]:

@@ -66,10 +66,12 @@ class Settings(BaseSettings):
     settle: Annotated[float | None, PlainValidator(values.read_seconds_or_auto)] = _setting(
         "auto", "seconds to wait for free memory to become steady, 0: never; auto: only when somebody is leaving or little is free"
     )
-    claims: Annotated[Literal["off"], PlainValidator(values.not_yet("auto", "off"))] = _setting(
-        "auto", "promises between guards that start at once: auto, off (not in this release)"
+    claims: Annotated[Literal["auto", "off"], PlainValidator(values.choice("auto", "off"))] = _setting(
+        "auto", "promises between guards, so that two that start at once do not count the same free memory: auto, off"
     )
-    claims_dir: Annotated[None, PlainValidator(values.not_yet("auto", None))] = _setting("auto", "folder of the claims (not in this release)")
+    claims_dir: Annotated[str | None, PlainValidator(values.read_path_or_auto)] = _setting(
+        "auto", "folder of the claims; auto: /run/vllm-guard, else /run/lock/vllm-guard, else under XDG_RUNTIME_DIR"
+    )
     remote_metadata: Annotated[bool, PlainValidator(values.read_boolean)] = _setting(
         "off", "ask the model hub for config and headers when the model is not on disk, 2 s at most (check and estimate take it as on)"
     )

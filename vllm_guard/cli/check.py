@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from vllm_guard import speak
 from vllm_guard.cli.call import Call, print_line
+from vllm_guard.cli.claiming import with_claims
 from vllm_guard.command.launcher import Launcher
 from vllm_guard.command.mask import mask_argv, mask_text
 from vllm_guard.facts import Warn
@@ -37,7 +38,7 @@ def report(call: Call, loaded: Loaded, launcher: Launcher, vllm: Vllm) -> int:
         vllm = Vllm(vllm.words, vllm.missing, facts.vllm_version, facts.vllm_device)
     subject = read_subject(launcher, vllm, call.environ, asks_hub=loaded.asks_hub)
     if facts is None:
-        facts = read_facts(vllm.version, vllm.device, subject.environ)
+        facts = with_claims(read_facts(vllm.version, vllm.device, subject.environ), settings, subject.environ)
     decision = subject.decide(facts, policy(settings))
     tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, vllm)
     observe = settings.mode == "observe"

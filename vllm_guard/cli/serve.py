@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from vllm_guard import speak
 from vllm_guard.cli.call import Call
 from vllm_guard.cli.check import all_warnings, check, starts_unmeasured
+from vllm_guard.cli.claiming import decide_and_claim, with_claims
 from vllm_guard.errors import LaunchError
-from vllm_guard.facts import Facts
+from vllm_guard.facts import Facts, Warn
 from vllm_guard.host.reading import read_facts
 from vllm_guard.launch import launch, require_program
 from vllm_guard.plan.decision import Decision, Launch, Unmeasured
@@ -40,31 +41,47 @@ def start(call: Call, loaded: Loaded, subject: Subject) -> int:
     settings = loaded.settings
     if subject.command.asks_help:
         launch(subject.untouched, call.environ)
-    decision = _decide_in_time(call, settings, subject)
     observe = settings.mode == "observe"
+    decision, unclaimed = (_decide_in_time(call, settings, subject, 0.0), ()) if observe else _decide(call, settings, subject)
     tolerated = isinstance(decision, Unmeasured) and starts_unmeasured(settings, subject.vllm)
     starts = observe or tolerated or isinstance(decision, Launch)
     tone = speak.Tone(observe=observe, tolerated=tolerated, starts=starts)
-    speak.say_decision(decision, all_warnings(loaded, subject, decision), settings.log_format, tone)
+    speak.say_decision(decision, (*all_warnings(loaded, subject, decision), *unclaimed), settings.log_format, tone)
     if not starts:
         speak.write_termination_log(settings.termination_log, speak.decision_lines(decision))
         return exit_code(decision)
     return launch(subject.untouched if observe else subject.words(decision), call.environ)
 
 
-def _decide_in_time(call: Call, settings: Settings, subject: Subject) -> Decision:
+def _decide(call: Call, settings: Settings, subject: Subject) -> tuple[Decision, tuple[Warn, ...]]:
+    """The decision, final and promised to other guards; and why it could not be promised.
+
+    Whoever was waited with for the same memory may have promised it first: who still has time waits on.
+    """
+    deadline = time.monotonic() + settings.wait
+    while True:
+        decision = _decide_in_time(call, settings, subject, max(0.0, deadline - time.monotonic()))
+        claimed = decide_and_claim(settings, subject, decision, lambda: _read(subject), may_wait=lambda: time.monotonic() < deadline)
+        if claimed is not None:
+            return claimed
+
+
+def _decide_in_time(call: Call, settings: Settings, subject: Subject, wait_seconds: float) -> Decision:
     """The decision, on a reading taken once what was asked fits where that is waited for, and once free memory is steady where somebody may be leaving.
 
     Who only observes does not wait: vLLM starts whatever comes of it.
     """
 
     def read() -> Facts:
-        return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)
+        return with_claims(_read(subject), settings, subject.environ)
 
     def decide(facts: Facts) -> Decision:
         return subject.decide(facts, policy(settings))
 
-    settle_seconds = AUTO_SECONDS if settings.settle is None else settings.settle
-    patience = Patience(0.0 if settings.mode == "observe" else settings.wait, settle_seconds)
+    patience = Patience(wait_seconds, AUTO_SECONDS if settings.settle is None else settings.settle)
     world = World(read, decide, subject.devices, time.monotonic, time.sleep)
     return decide_in_time(world, patience, Teller(settings.log_format, call.environ.get("NOTIFY_SOCKET")))
+
+
+def _read(subject: Subject) -> Facts:
+    return read_facts(subject.vllm.version, subject.vllm.device, subject.environ)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from vllm_guard import speak
 from vllm_guard.cli.call import Call, print_line
+from vllm_guard.cli.claiming import with_claims
 from vllm_guard.errors import UsageError
 from vllm_guard.facts import Warn
 from vllm_guard.host.reading import read_facts
@@ -27,7 +28,7 @@ def snapshot(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     settings = loaded.settings
     speak.say_warnings(loaded.warnings, settings.log_format)
     vllm = find_vllm(settings.vllm, settings.vllm_version, invoked=call.invoked, environ=call.environ)
-    facts = read_facts(vllm.version, vllm.device, call.environ)
+    facts = with_claims(read_facts(vllm.version, vllm.device, call.environ), settings, call.environ)
     if facts.nvml_fault is not None:
         speak.say_warnings((Warn("not_measured", facts.nvml_fault.message),), settings.log_format)
     print_line(json.dumps(facts_document(facts, _own_user(), with_commands="--with-commands" in argv), indent=2))

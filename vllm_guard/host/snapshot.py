@@ -31,7 +31,7 @@ def facts_document(facts: Facts, own_user: str | None, *, with_commands: bool) -
         "host": {**asdict(facts.host), "processes": _process_documents(facts.host.processes, own_user, with_commands=with_commands)},
         "gpus": [_gpu_document(gpu, own_user, with_commands=with_commands) for gpu in facts.gpus],
         "nvml_fault": None if facts.nvml_fault is None else asdict(facts.nvml_fault),
-        "claims": [asdict(claim) for claim in facts.claims],
+        "claims": [asdict(claim if with_commands or claim.user == own_user else replace(claim, user=None)) for claim in facts.claims],
     }
 
 
@@ -116,7 +116,7 @@ def _parse_gpu(gpu: Reader) -> Gpu | UnreadableGpu:
 
 
 def _parse_process(process: Reader) -> GpuProcess:
-    kind, age, end_command = process.text("kind", "compute"), process.get("age_seconds"), process.optional_text("end_command")
+    kind, end_command = process.text("kind", "compute"), process.optional_text("end_command")
     return GpuProcess(
         pid=process.number("pid"),
         kind="graphics" if kind == "graphics" else "mps" if kind == "mps" else "compute",
@@ -124,7 +124,7 @@ def _parse_process(process: Reader) -> GpuProcess:
         user=process.optional_text("user"),
         command=_optional_clean(process.optional_text("command")),
         used_bytes=process.optional_number("used_bytes"),
-        age_seconds=float(age) if isinstance(age, int | float) and math.isfinite(age) else None,
+        age_seconds=_seconds(process.get("age_seconds")),
         container=_optional_clean(process.optional_text("container")),
         unit=_optional_clean(process.optional_text("unit")),
         vllm=process.get("vllm") is True,
@@ -133,6 +133,10 @@ def _parse_process(process: Reader) -> GpuProcess:
         server=_optional_clean(process.optional_text("server")),
         end_command=end_command if end_command is not None and _END_COMMAND.fullmatch(end_command) else None,
     )
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _clean(text: str) -> str:
@@ -145,7 +149,15 @@ def _optional_clean(text: str | None) -> str | None:
 
 
 def _parse_claim(claim: Reader) -> Claim:
-    return Claim(claim.text("uuid"), claim.number("promised_bytes"), claim.number("used_bytes"), claim.number("pid"))
+    return Claim(
+        uuid=claim.text("uuid"),
+        promised_bytes=claim.number("promised_bytes"),
+        used_bytes=claim.number("used_bytes"),
+        pid=claim.number("pid"),
+        user=_optional_clean(claim.optional_text("user")),
+        age_seconds=_seconds(claim.get("age_seconds")),
+        ended=claim.get("ended") is True,
+    )
 
 
 def _parse_fault(fault: Reader) -> NvmlFault:

@@ -134,7 +134,7 @@ def _device(facts: Facts, ordinal: int, gpu: Gpu, tier: tuple[int, str]) -> Devi
         tier_total_bytes=tier[0],
         compute_capability=gpu.compute_capability,
         processes=gpu.processes,
-        claimed_bytes=sum(claim.outstanding_bytes for claim in facts.claims if claim.uuid == gpu.uuid),
+        claimed_bytes=min(gpu.free_bytes, sum(claim.outstanding_bytes for claim in facts.claims if claim.uuid == gpu.uuid)),
         unified=gpu.unified,
         tier_name=tier[1],
         processes_unreadable=gpu.processes_unreadable,
