@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -417,7 +417,7 @@ def test_no_compiler_is_an_error_and_not_a_skip(tmp_path: Path, monkeypatch: pyt
 def test_a_process_that_changes_between_the_calls_never_makes_more_free_than_there_was(before: int, after: int) -> None:
     """Free and listed are not read at one moment: the least that was free around the list counts."""
     free = iter([before, after])
-    answers = {
+    answers: dict[str, Callable[[], object]] = {
         "nvmlDeviceGetMemoryInfo": lambda: SimpleNamespace(total=80_000, free=next(free), reserved=0),
         "nvmlDeviceGetComputeRunningProcesses_v3": lambda: [SimpleNamespace(pid=NOBODY, usedGpuMemory=25_000)],
         "nvmlDeviceGetUUID": lambda: "GPU-0",
