@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pynvml
 import pytest
@@ -411,3 +411,20 @@ def test_no_compiler_is_an_error_and_not_a_skip(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="needs a C compiler"):
         build_driver(tmp_path / "driver")
+
+
+@pytest.mark.parametrize(("before", "after"), [(60_000, 50_000), (50_000, 60_000)], ids=["it grows", "it shrinks"])
+def test_a_process_that_changes_between_the_calls_never_makes_more_free_than_there_was(before: int, after: int) -> None:
+    """Free and listed are not read at one moment: the least that was free around the list counts."""
+    free = iter([before, after])
+    answers: dict[str, Callable[[], object]] = {
+        "nvmlDeviceGetMemoryInfo": lambda: SimpleNamespace(total=80_000, free=next(free), reserved=0),
+        "nvmlDeviceGetComputeRunningProcesses_v3": lambda: [SimpleNamespace(pid=NOBODY, usedGpuMemory=25_000)],
+        "nvmlDeviceGetUUID": lambda: "GPU-0",
+        "nvmlDeviceGetName": lambda: "card",
+        "nvmlDeviceGetCudaComputeCapability": lambda: (9, 0),
+    }
+    (read,) = card_module.read_card(lambda function, *_: answers.get(function, list)(), 0)
+
+    assert isinstance(read, Gpu)
+    assert (50_000, [25_000]) == (read.free_bytes, [process.used_bytes for process in read.processes])

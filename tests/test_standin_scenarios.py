@@ -155,8 +155,8 @@ def test_a_check_waits_for_nothing(host: Host) -> None:
 
 @pytest.mark.parametrize("card", [H100, Card(processes=(Listed(NEIGHBOUR, 8_000),))], ids=["idle", "a quiet neighbour"])
 def test_a_launch_that_fits_on_a_quiet_card_waits_for_nothing(host: Host, card: Card) -> None:
-    """One reading: a second one would find the driver broken."""
-    host.cards(card, faults=[Fault("nvmlInitWithFlags", 999, after_calls=1)])
+    """One reading, and the last one under the lock of the card: a further one would find the driver broken."""
+    host.cards(card, faults=[Fault("nvmlInitWithFlags", 999, after_calls=2)])
     ended = host.serve(environ=SETTLING)
 
     assert (0, b"stub vllm\n") == (ended.code, ended.stdout)

@@ -94,8 +94,13 @@ def _slice_handle(call: Call, parent: object, slot: int) -> object | None:
 
 
 def _read_gpu(call: Call, handle: object, card: Gpu) -> Gpu:
+    """The card with its memory. Free is the least of before and after the list of processes: where one of them grows or shrinks between the calls, free
+    memory and what is listed are never more together than they were at any moment. A promise less what is listed is taken from it.
+    """
     memory = _read_memory(call, handle, card.name)
     processes, unreadable = _read_held(call, handle, memory.total_bytes)
+    if processes:
+        memory = min(memory, _read_memory(call, handle, card.name), key=lambda each: each.free_bytes)
     return replace(
         card,
         nvml_total_bytes=memory.total_bytes,
