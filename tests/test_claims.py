@@ -339,6 +339,26 @@ def test_a_lock_that_somebody_holds_forever_costs_5_seconds(host: Host) -> None:
     assert CLAIM in ended.report.descriptors
 
 
+def test_who_may_wait_does_when_another_promised_the_memory_first(stage: Stage) -> None:
+    """Two wait for one release: the second comes to the lock with a decision that no longer holds, and goes back to waiting."""
+    stage.host.claims.mkdir()
+    lock = os.open(stage.host.claims / f"{UUID}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    guard = stage.begin("--guard-wait=60")
+    time.sleep(2)  # it has decided and asks for the lock
+    promise = hold(stage.host.claims, record())
+    os.close(lock)
+    with pytest.raises(subprocess.TimeoutExpired):
+        guard.wait(3)
+    began = list(stage.ready.iterdir())
+    os.close(promise)
+    started = stage.started(guard)
+
+    assert [] == began
+    assert isinstance(started, Started)
+    assert 0.92 == started.utilization
+
+
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
 def test_a_lock_that_is_no_file_is_one_warning(host: Host, kind: str) -> None:
     """And no wait: nothing is followed, no pipe is opened for writing."""

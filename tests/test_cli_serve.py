@@ -105,7 +105,6 @@ ENDS: Mapping[str, tuple[Call, int, str]] = {
     "unknown flag": (ending("--guard-marign=1GiB"), 64, "usage: unknown flag '--guard-marign'; the nearest known one is --guard-margin"),
     "bad value": (ending(environ={"VLLM_GUARD_MARGIN": "much"}), 64, "usage: margin 'much' (environment VLLM_GUARD_MARGIN) is not"),
     "json with serve": (ending("--guard-json"), 64, "usage: json (flag --guard-json) is not for serve"),
-    "not in this release": (ending("--guard-claims=on"), 64, "usage: claims 'on' (flag --guard-claims) is not in this release"),
     "more cards than there are": (ending("-tp", "2"), 69, "error: this command takes 2 GPUs of this host, 1 visible"),
     "threshold": (ending("--guard-min-free=200GiB"), 75, "refused: GPU 0 has 81080 MiB free, min_free asks for 204800 MiB"),
     "not a program": (ending("--guard-vllm=/etc/passwd"), 126, "error: cannot run '/etc/passwd': Permission denied"),

@@ -133,12 +133,6 @@ def choice(*words: str) -> Reader[str]:
     return _reader(f"one of {', '.join(words)}", parse)
 
 
-def not_yet(default: str, value: T) -> Reader[T]:
-    """A setting whose feature has not come yet: its default and `off` mean what happens now, anything else cannot be had."""
-    accepted = " or ".join(dict.fromkeys((default, "off")))
-    return _reader(f"in this release: it takes {accepted}", lambda text: _only(value, when=text.lower() in (default, *_FALSE)))
-
-
 def read_levers(value: object) -> frozenset[Lever]:
     """The levers, from comma-separated words or a TOML list of them; empty is none."""
     words = ",".join(map(str, value)) if isinstance(value, list) else value
