@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_guard.explain.diagnose import _AFTER_READY, _OOM_AT, _STAGE_OF, diagnose
-from vllm_guard.explain.remedies import _BY_NUMBERS, _FLAGS
+from vllm_guard.explain.fixes import FLAGS
+from vllm_guard.explain.remedies import BY_NUMBERS
 from vllm_guard.explain.signatures import Signature, read_signatures
 from vllm_guard.explain.stages import _STAGE_OF_FRAME
 from vllm_guard.explain.tokens import JOINED, TOKENS
@@ -129,7 +130,7 @@ def test_a_pattern_does_not_take_longer_and_longer(signature: Signature) -> None
 
 def test_every_cause_has_words() -> None:
     """Those of the table, and those that no row names."""
-    causes = {signature.cause for signature in SIGNATURES} - {"oom"} | set(_OOM_AT.values()) | set(_STAGE_OF) | set(_BY_NUMBERS) | {"log_incomplete"}
+    causes = {signature.cause for signature in SIGNATURES} - {"oom"} | set(_OOM_AT.values()) | set(_STAGE_OF) | set(BY_NUMBERS) | {"log_incomplete"}
 
     assert set() == causes - set(_CAUSES)
     assert set() == (_AFTER_READY - {"oom"}) - causes
@@ -139,7 +140,7 @@ def test_every_action_of_a_row_has_words_or_a_flag() -> None:
     """Nobody reads an id."""
     actions = {action for signature in SIGNATURES for action in signature.fixes} | {"more_log", "wait"}
 
-    assert set() == actions - set(_ACTIONS) - {action for action, (flag, _) in _FLAGS.items() if flag}
+    assert set() == actions - set(_ACTIONS) - {action for action, (flag, _) in FLAGS.items() if flag}
 
 
 def test_every_stage_of_a_frame_names_a_cause() -> None:

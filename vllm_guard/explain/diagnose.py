@@ -10,8 +10,9 @@ from typing import Final, Literal
 from vllm_guard.explain.attempt import Attempt
 from vllm_guard.explain.clean import pieces
 from vllm_guard.explain.findings import Finding
+from vllm_guard.explain.fixes import Fix
 from vllm_guard.explain.numbers import numbers_of
-from vllm_guard.explain.remedies import Fix, remedies
+from vllm_guard.explain.remedies import remedies
 from vllm_guard.explain.scan import candidate_lines
 from vllm_guard.explain.signatures import Signature
 from vllm_guard.explain.stages import Stage

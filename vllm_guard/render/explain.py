@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vllm_guard.command.mask import mask_text
 from vllm_guard.explain.diagnose import Diagnosis
-from vllm_guard.explain.remedies import Fix
+from vllm_guard.explain.fixes import Fix
 from vllm_guard.render.devices import plain
 from vllm_guard.render.document import SCHEMA_VERSION
 
