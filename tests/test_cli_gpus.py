@@ -103,12 +103,15 @@ def test_watch_redraws_until_it_is_interrupted(host: Host) -> None:
     leader, follower = pty.openpty()
     with subprocess.Popen([str(GUARD), "gpus", "--watch"], env=host.environment({}), stdout=follower, stderr=follower) as watch:
         os.close(follower)
-        assert "free 70000 " in _screen(leader, "free 70000 ")
-        host.cards(Card(free_mib=60_000))
-        assert "\x1b[H\x1b[J" in _screen(leader, "free 60000 ")
-        watch.send_signal(signal.SIGINT)
+        try:
+            assert "free 70000 " in _screen(leader, "free 70000 ")
+            host.cards(Card(free_mib=60_000))
+            assert "\x1b[H\x1b[J" in _screen(leader, "free 60000 ")
+            watch.send_signal(signal.SIGINT)
 
-        assert watch.wait(5) == -signal.SIGINT
+            assert watch.wait(5) == -signal.SIGINT
+        finally:
+            watch.kill()
     os.close(leader)
 
 
