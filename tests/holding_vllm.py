@@ -118,7 +118,7 @@ class Stage:
 
     def start(self, *words: str, **options: object) -> Started:
         """A guard that has become the stand-in."""
-        started = self.started(self.begin(*words, **options))  # type: ignore[arg-type]
+        started = self.started(self.begin(*words, **options))  # type: ignore[arg-type]  # of several types
         assert isinstance(started, Started), started
         return started
 
@@ -128,7 +128,7 @@ class Stage:
 
     def claims(self, **options: object) -> list[dict[str, object]]:
         """The claims that `vllm-guard gpus` shows."""
-        claims = self.host.run("gpus", "--guard-json", **options).document["claims"]  # type: ignore[arg-type]
+        claims = self.host.run("gpus", "--guard-json", **options).document["claims"]  # type: ignore[arg-type]  # of several types
         assert isinstance(claims, list)
         return claims
 

@@ -39,7 +39,7 @@ def held(pid: int = 100, promised_mib: int = 40_000, *, free_mib: int = FREE_MIB
 
 def of(claim: Held, **owner: object) -> Held:
     """The same with another owner."""
-    return replace(claim, record=replace(claim.record, owner=replace(claim.record.owner, **owner)))  # type: ignore[arg-type]
+    return replace(claim, record=replace(claim.record, owner=replace(claim.record.owner, **owner)))  # type: ignore[arg-type]  # a field's own type
 
 
 def card(free_mib: int = FREE_MIB, *used: GpuProcess) -> Gpu:

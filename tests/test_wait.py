@@ -226,7 +226,7 @@ MISSING = {
     "the worst of two cards": (Play([(0, TWO)], ("-tp", "2")), needing(20_000, 0.92, 76_832, "GPU 1") + ", pid 5 (python) holds an unknown amount"),
     "a refusal": (Play([(0, FULL)]), needing(300, 0.92, 76_192) + ", pid 4711 (python) holds 80000 MiB"),
     "a holder that is not seen": (Play([(0, UNSEEN)]), needing(300, 0.92, 76_192) + ", pid 9 holds 80000 MiB"),
-    "what other guards were promised": (Play([(0, CLAIMED)]), needing(30_000, 0.92, 76_192)),
+    "what other guards were promised": (Play([(0, CLAIMED)]), needing(30_000, 0.92, 76_192).replace("free", "free beside 30000 MiB claimed by other guards")),
     "two ranks on one node": (Play([(0, NODE)], ("-tp", "2", *HALF)), needing(20_000, 0.5, 68_608, "NUMA node 0")),
     "a threshold": (Play([(0, HELD)], policy=Policy(min_free=Amount(70_000 * MIB))), "GPU 0 has 30000 MiB free, min_free asks for 70000 MiB"),
     "a card that is to be exclusive": (Play([(0, HELD)], policy=Policy(competitors="refuse")), EXCLUSIVE),

@@ -39,7 +39,9 @@ def largest_holder(device: Device) -> GpuProcess | None:
 
 def _gap_text(missing: Gap) -> str:
     have, need = floor_mib(missing.have_bytes), ceil_mib(missing.need_bytes)
-    sizes = f"has {have} MiB free, --gpu-memory-utilization {missing.gpu_memory_utilization:.4g} needs about {need} MiB (short by {need - have} MiB)"
+    claimed_bytes = missing.plan.device.claimed_bytes
+    beside = f" beside {floor_mib(claimed_bytes)} MiB claimed by other guards" if claimed_bytes else ""
+    sizes = f"has {have} MiB free{beside}, --gpu-memory-utilization {missing.gpu_memory_utilization:.4g} needs about {need} MiB (short by {need - have} MiB)"
     return f"{device_label(missing.plan)} {sizes}{_holder_text(largest_holder(missing.plan.device))}"
 
 
