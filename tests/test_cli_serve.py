@@ -627,8 +627,8 @@ def test_hostile_settings_and_config_files_do_not_hang(host: Host) -> None:
     """Pipes where files should be."""
     pipe = host.folder / "pipe.yaml"
     os.mkfifo(pipe)
-    yaml = host.serve("--config", str(pipe), timeout_seconds=5)
-    toml = host.serve(environ={"VLLM_GUARD_CONFIG": str(pipe)}, timeout_seconds=5)
+    yaml = host.serve("--config", str(pipe), timeout_seconds=20)
+    toml = host.serve(environ={"VLLM_GUARD_CONFIG": str(pipe)}, timeout_seconds=20)
 
     assert (0, 64) == (yaml.code, toml.code)
     assert "Traceback" not in yaml.stderr + toml.stderr
