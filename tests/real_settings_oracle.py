@@ -97,7 +97,7 @@ def main() -> None:
     sys.meta_path.append(StandInFinder())  # after what was imported without it
     # It looks at each architecture in a process of its own, lest CUDA be initialized: ten seconds each. Here is none.
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    registry._run_in_subprocess = lambda look: look()  # noqa: SLF001
+    registry._run_in_subprocess = lambda look: look()  # noqa: SLF001  # see above
     engine = importlib.import_module("vllm.engine.arg_utils")
     print(json.dumps({"version": importlib.import_module("vllm").__version__}), flush=True)  # noqa: T201  # the answer
     for line in sys.stdin:

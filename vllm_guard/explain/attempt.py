@@ -46,7 +46,6 @@ _SETTING: Final = re.compile(
 class Attempt:
     """One start. Grows while its lines come; all that grows is bounded."""
 
-    first_line: int
     version: str | None = None
     ready: bool = False
     cpu: bool = False

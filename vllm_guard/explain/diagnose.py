@@ -71,12 +71,12 @@ class Diagnosis:
 def diagnose(chunks: Iterable[bytes], signatures: tuple[Signature, ...]) -> Diagnosis:
     """The diagnosis of a log, read once and in bounded memory."""
     earlier: deque[Also] = deque(maxlen=_MOST_EARLIER)
-    before, latest = None, [Attempt(1)]
+    before, latest = None, [Attempt()]
     for number, line in candidate_lines(chunks, lambda: latest[0].ready):
         for piece in pieces(line):
             if latest[0].begins_again(piece):
                 earlier.extend(_named(before))
-                before, latest[0] = _explain(latest[0]), Attempt(number)
+                before, latest[0] = _explain(latest[0]), Attempt()
             latest[0].take(number, piece, signatures)
     return _last(earlier, before, latest[0])
 

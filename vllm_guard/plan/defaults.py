@@ -99,7 +99,6 @@ _0_28: Final = replace(
 _0_30: Final = replace(_0_28, first=Release(0, 30, 0), last=Release(0, 33, 0), graphs_outside="never")
 
 BEHAVIOURS: Final = (_0_9, _0_10, _0_11, _0_18, _0_21, _0_24, _0_28, _0_30)
-FIRST_WITH_GATE: Final = BEHAVIOURS[0].first
 LAST_INSPECTED: Final = BEHAVIOURS[-1].last
 # The CPU build's defaults per rank, without tiers; its LLM class takes twice as much (engine/arg_utils.py).
 CPU_MAX_NUM_BATCHED_TOKENS: Final = 2048
