@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from builders import facts, gpu, judge, launched
+from builders import cpu_facts, facts, gpu, judge, launched
 from guard_process import BUSY, CLAIM, GUARD, MODEL, Ended, Host
 from holding_vllm import Stage, Started, staged
 from other_worlds import wait_for
+from real.fake_memory import in_fake_memory, write_meminfo
 from standin_driver import Card, Listed
 
 from vllm_guard.claims.folder import Folder, Place, opened, places, why_untrusted
@@ -210,12 +212,56 @@ def test_who_starts_nothing_or_was_told_not_to_promises_nothing(host: Host, word
     assert ended.report is None or CLAIM not in ended.report.descriptors
 
 
-def test_the_cpu_build_promises_nothing(host: Host) -> None:
-    """Claims are of cards."""
-    host.install("0.32.0+cpu")
-    host.serve()
+@needs_root
+class TestHostMemory:
+    """The CPU build on a node of 8 GiB with 6 GiB free, whoever takes it: what is promised is the request and 890 MiB beside it."""
 
-    assert not host.claims.exists()
+    @pytest.fixture(name="stage")
+    def _stage(self, host: Host) -> Iterator[Stage]:
+        """A host with that build."""
+        host.install("0.32.0+cpu")
+        self.meminfo = host.folder / "meminfo"
+        write_meminfo(self.meminfo, total_mib=8192, free_mib=6144)
+        self.node = in_fake_memory(self.meminfo, [])
+        with staged(host) as stage:
+            yield stage
+
+    def claimed_mib(self, stage: Stage) -> int:
+        """What a guard that comes now finds promised."""
+        claimed: int = stage.host.check("--guard-json", wrapper=self.node).document["devices"][0]["claimed_bytes"]
+        return claimed // MIB
+
+    def test_a_second_guard_at_the_same_moment_is_refused(self, stage: Stage) -> None:
+        """75: the margin leaves it nothing."""
+        both = [stage.started(each) for each in [stage.begin(wrapper=self.node) for _ in range(2)]]
+
+        assert [75] == [each for each in both if isinstance(each, int)]
+        assert [0.375] == [each.utilization for each in both if isinstance(each, Started)]
+
+    def test_a_second_guard_at_the_same_moment_takes_less(self, stage: Stage) -> None:
+        """Both of them fit, by their settings: 6144 is 3072 + 890, and 1292 + 890."""
+        options = ("--guard-margin=0", "--guard-start-overhead=890MiB", "--guard-max-utilization=0.375")
+        both = [stage.started(each) for each in [stage.begin(*options, wrapper=self.node) for _ in range(2)]]
+
+        assert [0.1577, 0.375] == sorted(each.utilization for each in both if isinstance(each, Started))
+
+    def test_a_promise_counts_until_the_node_has_that_much_less(self, stage: Stage) -> None:
+        """Nine tenths of it end it."""
+        stage.start("--gpu-memory-utilization=0.25", wrapper=self.node)
+        before = self.claimed_mib(stage)
+        write_meminfo(self.meminfo, total_mib=8192, free_mib=5144)
+        partly = self.claimed_mib(stage)
+        write_meminfo(self.meminfo, total_mib=8192, free_mib=3499)
+
+        assert (2048 + 890, 2048 + 890 - 1000, 0) == (before, partly, self.claimed_mib(stage))
+
+    def test_gpus_shows_them(self, stage: Stage) -> None:
+        """Where there are no cards."""
+        started = stage.start("--gpu-memory-utilization=0.25", wrapper=self.node)
+        stage.host.cards(init_error=12)
+        shown = stage.host.run("gpus", wrapper=self.node).stdout.decode()
+
+        assert re.search(rf"NUMA node 0  2938 MiB claimed by pid {started.pid}  root  up .*   0 MiB of it used, 2938 MiB to come", shown), shown
 
 
 def test_run_promises_too(host: Host) -> None:
@@ -545,6 +591,24 @@ def test_what_is_promised(argv: tuple[str, ...], free_mib: int, expected_mib: in
     decision = launched(judge(facts(gpu(free_mib=free_mib, reserved_mib=479)), *argv))
 
     assert expected_mib == pytest.approx(promised_bytes(decision, decision.assessment.devices[0]) / MIB, abs=1)
+
+
+HOST_PROMISES: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], int]] = {
+    "what the guard chose": ((), {}, 3072 + 890),
+    "a value that was given": (("--gpu-memory-utilization=0.5",), {}, 4096 + 890),
+    "for each rank": (("--gpu-memory-utilization=0.25", "-tp", "2"), {}, 2 * 2048 + 890),
+    "never more than the node": (("--gpu-memory-utilization=0.5", "-tp", "2"), {}, 8192),
+    "a cache in bytes, and no model that is known": (("--kv-cache-memory-bytes=64M",), {}, 64 + 890),
+    "the variable that wins over the flag": (("--kv-cache-memory-bytes=64M",), {"VLLM_CPU_KVCACHE_SPACE": "2"}, 2048 + 890),
+}
+
+
+@pytest.mark.parametrize(("argv", "environment", "expected_mib"), HOST_PROMISES.values(), ids=HOST_PROMISES)
+def test_what_the_cpu_build_promises(argv: tuple[str, ...], environment: Mapping[str, str], expected_mib: int) -> None:
+    """What its workers request of the node, and what was measured beside them; the fraction counts only where the cache has no size of its own."""
+    launch = launched(judge(cpu_facts(total_mib=8192, free_mib=6144, environment=environment), *argv))
+
+    assert expected_mib == pytest.approx(promised_bytes(launch, launch.assessment.devices[0]) / MIB, abs=1)
 
 
 def test_a_cache_given_in_bytes_is_what_is_promised_beside_the_model() -> None:

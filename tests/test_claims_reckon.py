@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from builders import facts, gpu, process
+from builders import cpu_facts, facts, gpu, process
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_guard.claims.reckon import Held, Here, claims_on
+from vllm_guard.claims.reckon import Held, Here, claims_on, spots
 from vllm_guard.claims.record import Owner, Promise, Record
 from vllm_guard.facts import Claim, Gpu, GpuProcess
 from vllm_guard.host.lineage import Kin
@@ -47,9 +47,14 @@ def card(free_mib: int = FREE_MIB, *used: GpuProcess) -> Gpu:
     return gpu(free_mib=free_mib, processes=used)
 
 
+def found_on(cards: Sequence[Gpu], *claims: Held, here: Here = HERE) -> tuple[Claim, ...]:
+    """The claims on the cards of a host."""
+    return claims_on(spots(facts(*cards)), claims, here, read)
+
+
 def outstanding_mib(card: Gpu, *claims: Held, here: Here = HERE) -> list[int]:
     """What is still to come of each claim that there is."""
-    return [claim.outstanding_bytes // MIB for claim in claims_on([card], claims, here, read)]
+    return [claim.outstanding_bytes // MIB for claim in found_on([card], *claims, here=here)]
 
 
 UNSEEN = of(held(), pid_namespace=CONTAINER_PIDS)
@@ -118,14 +123,34 @@ def test_of_several_cards_that_could_be_meant_one_is_taken() -> None:
     before = [gpu(index, uuid=uuid, free_mib=FREE_MIB) for index, uuid in enumerate(uuids)]
     after = [gpu(0, uuid="GPU-a", free_mib=79_000, processes=[process(101, 500)]), before[1]]
 
-    assert [40_000, 40_000] == [each.outstanding_bytes // MIB for each in claims_on(before, [claim], HERE, read)]
-    assert [39_500, 0] == [each.outstanding_bytes // MIB for each in claims_on(after, [claim], HERE, read)]
+    assert [40_000, 40_000] == [each.outstanding_bytes // MIB for each in found_on(before, claim)]
+    assert [39_500, 0] == [each.outstanding_bytes // MIB for each in found_on(after, claim)]
+
+
+def test_a_claim_on_host_memory_counts_by_what_the_node_has_less() -> None:
+    """Host memory is not listed by node. Another node is another thing."""
+
+    def to_come(free_mib: int, node: str = "numa-node-0") -> list[int]:
+        world = cpu_facts(total_mib=100_000, free_mib=free_mib)
+        return [each.outstanding_bytes // MIB for each in claims_on(spots(world), [held(uuids=[node])], HERE, read)]
+
+    assert ([40_000], [15_000], [0]) == (to_come(80_000), to_come(55_000), to_come(44_000))
+    assert [] == to_come(80_000, "numa-node-1")
+
+
+def test_host_memory_under_a_limit_of_a_container_is_not_shared() -> None:
+    """Others with the same folder have limits of their own."""
+    world = cpu_facts(total_mib=8192, free_mib=6144)
+    bound = replace(world, host=replace(world.host, cgroup_limit_bytes=8192 * MIB))
+    wider = replace(world, host=replace(world.host, cgroup_limit_bytes=8193 * MIB))
+
+    assert ([1, 0, 1], [None]) == ([len(spots(each)) for each in (world, bound, wider)], [device.claim_key for device in all_devices(bound)])
 
 
 def test_a_claim_says_whose_it_is() -> None:
     """For people: user, pid, age, and that it has ended."""
-    assert [Claim(CARD, 40_000 * MIB, 0, 100, "alice", 10.0)] == list(claims_on([card()], [held()], HERE, read))
-    assert [Claim(CARD, 40_000 * MIB, 0, 100, "alice", 700.0, ended=True)] == list(claims_on([card()], [held(taken=300.0)], HERE, read))
+    assert [Claim(CARD, 40_000 * MIB, 0, 100, "alice", 10.0)] == list(found_on([card()], held()))
+    assert [Claim(CARD, 40_000 * MIB, 0, 100, "alice", 700.0, ended=True)] == list(found_on([card()], held(taken=300.0)))
 
 
 HELD = st.builds(
@@ -143,7 +168,7 @@ USED = st.lists(st.builds(process, st.sampled_from([*FAMILY]), st.none() | st.in
 def test_no_promise_makes_anything_negative_or_larger_than_the_card(claims: list[Held], free_mib: int, used: list[GpuProcess], initial: bool) -> None:  # noqa: FBT001
     """Whatever was promised and whoever holds memory: never more than the card, and never more than is free on the device."""
     now = card(free_mib, *used)
-    found = claims_on([now], claims, replace(HERE, initial=initial), read)
+    found = found_on([now], *claims, here=replace(HERE, initial=initial))
 
     assert all(0 <= each.outstanding_bytes <= each.promised_bytes <= now.nvml_total_bytes for each in found)
     assert all(each.used_bytes >= 0 for each in found)

@@ -464,7 +464,9 @@ def test_a_device_keeps_what_its_card_has() -> None:
     """Nothing that NVML told about a card is lost on the way to the plan."""
     gpu = card(0, driver_reserved_bytes=3, compute_capability=(12, 1), unified=True)
 
-    assert chosen(facts(gpu)).devices == (Device("cuda", 0, 0, gpu.uuid, H100, 80 * GIB, 79 * GIB, 3, 80 * GIB, (12, 1), unified=True, tier_name=H100),)
+    sizes = (80 * GIB, 79 * GIB, 3, 80 * GIB)
+
+    assert chosen(facts(gpu)).devices == (Device("cuda", 0, 0, gpu.uuid, H100, *sizes, (12, 1), unified=True, tier_name=H100, claim_key=gpu.uuid),)
 
 
 NODES = (NumaNode(0, 32 * GIB, 30 * GIB), NumaNode(1, 16 * GIB, 9 * GIB))

@@ -14,7 +14,7 @@ class Device:
 
     `tier_total_bytes` and `tier_name` are what decides vLLM's batch defaults, the same on every device of a command: total and name of its first
     visible device, the parent's total for a MIG slice, 0 where it could not be read. `ranks` is how many ranks of this command share the device:
-    more than one only on a NUMA node of the CPU build.
+    more than one only on a NUMA node of the CPU build. `claim_key` is the name under which guards promise its memory, None where nobody else shares it.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -33,6 +33,7 @@ class Device:
     tier_name: str = ""
     ranks: int = 1
     processes_unreadable: str | None = None
+    claim_key: str | None = None
 
     @property
     def unaccounted_bytes(self) -> int:

@@ -14,9 +14,13 @@ _ENTER: Final = f'mount --bind "$0" {NODE_MEMINFO} && mount -t tmpfs tmpfs /dev/
 
 
 def write_meminfo(path: Path, *, total_mib: int, free_mib: int) -> None:
-    """The five figures that vLLM 0.32.0 reads (utils/cpu_resource_utils.py). Nothing is cache, so available = free, and it never moves."""
+    """The five figures that vLLM 0.32.0 reads (utils/cpu_resource_utils.py). Nothing is cache, so available = free, and it never moves by itself.
+
+    All files have one length: one that is there is written over in one step, and whoever reads meanwhile gets a whole one.
+    """
     figures = {"MemTotal": total_mib, "MemFree": free_mib, "Active(file)": 0, "Inactive(file)": 0, "SReclaimable": 0}
-    path.write_text("".join(f"Node 0 {name}: {mib * 1024} kB\n" for name, mib in figures.items()), encoding="utf-8")
+    with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
+        file.write("".join(f"Node 0 {name}: {mib * 1024:12} kB\n" for name, mib in figures.items()).encode())
 
 
 def in_fake_memory(meminfo: Path, command: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from real.fake_memory import in_fake_memory, write_meminfo
@@ -44,12 +44,12 @@ class World:
         """The same command with the guard in front."""
         return self._started([str(GUARD), *self._serve(), f"--guard-vllm={self.vllm}", *options])
 
-    def guard_check(self, *options: str) -> dict[str, object]:
+    def guard_check(self, *options: str) -> dict[str, Any]:
         """The document of `vllm-guard check` for the same command."""
         command = [str(GUARD), "check", *self._serve()[1:], f"--guard-vllm={self.vllm}", "--guard-json", *options]
         done = subprocess.run(in_fake_memory(self.meminfo, command), check=False, capture_output=True, text=True, env=self.environment, timeout=60)
         assert done.stdout, done.stderr
-        document: dict[str, object] = json.loads(done.stdout)
+        document: dict[str, Any] = json.loads(done.stdout)
         return document
 
     def guard_gpus(self) -> str:
@@ -100,6 +100,7 @@ def world(vllm_python: Path, tiny_model: Path, vllm_home: Path, tmp_path: Path) 
         "TMPDIR": str(vllm_home),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_GUARD_CLAIMS_DIR": str(tmp_path / "claims"),  # not those of this machine, whose node has another size
     }
     return World(vllm_python.with_name("vllm"), tiny_model, meminfo, tmp_path / "log", environment)
 

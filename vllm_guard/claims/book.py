@@ -22,9 +22,9 @@ from typing import Final
 
 from vllm_guard.claims.folder import Folder, Folders
 from vllm_guard.claims.lock import take, try_lock
-from vllm_guard.claims.reckon import Held, Here, claims_on
+from vllm_guard.claims.reckon import Held, Here, claims_on, spots
 from vllm_guard.claims.record import LARGEST_BYTES, Owner, Promise, Record, from_bytes, to_bytes
-from vllm_guard.facts import Claim, Facts, Gpu
+from vllm_guard.facts import Claim, Facts
 from vllm_guard.host.lineage import read_kin
 from vllm_guard.host.pid_namespace import pid_namespace_initial
 from vllm_guard.host.printable import printable
@@ -42,12 +42,11 @@ _LOWEST_INHERITED: Final = 64
 
 
 def read_claims(folders: Folders, facts: Facts) -> tuple[Claim, ...]:
-    """What other guards promised on the cards of this reading. Raises OSError where /proc does not tell who we are."""
+    """What other guards promised on the cards or nodes of this reading. Raises OSError where /proc does not tell who we are."""
     held = [each for folder in folders.readable for each in _held(folder)]
     if not held:
         return ()
-    gpus = [gpu for gpu in facts.gpus if isinstance(gpu, Gpu)]
-    return claims_on(gpus, held, read_here(), cache(read_kin))
+    return claims_on(spots(facts), held, read_here(), cache(read_kin))
 
 
 def read_here() -> Here:

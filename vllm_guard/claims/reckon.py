@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_guard.claims.record import Owner, Record
-from vllm_guard.facts import Claim, Gpu
+from vllm_guard.facts import Claim, Facts, Gpu, GpuProcess
+from vllm_guard.host.cpu_nodes import claim_key, nodes_with_memory
 from vllm_guard.host.lineage import ReadKin
 
 COUNTS_SECONDS: Final = 600.0
 _TAKEN_PERCENT: Final = 90
 _GENERATIONS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What can be promised: a card, or a NUMA node of the CPU build. `processes` None: who holds how much of it is not told."""
+
+    uuid: str
+    total_bytes: int
+    free_bytes: int
+    processes: tuple[GpuProcess, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One promise on one card. `seen_bytes` is what its process tree holds there, None where that cannot be seen."""
+    """One promise on one spot. `seen_bytes` is what its process tree holds there, None where that cannot be seen."""
 
     held: Held
     promised_bytes: int
@@ -43,30 +54,45 @@ class _Part:
     elsewhere: bool
 
 
-def claims_on(gpus: Iterable[Gpu], held: Sequence[Held], here: Here, read: ReadKin) -> tuple[Claim, ...]:
-    """The claims of others on these cards. Our own do not count, nor those of our parents: a restart by exec, a launcher that starts a guarded vLLM.
+def spots(facts: Facts) -> tuple[Spot, ...]:
+    """What guards promise on this host: the cards that could be read; for the CPU build the nodes, but for those of a container with a limit of its own.
+
+    Host memory is listed by process, not by process and node, and only the largest holders are.
+    """
+    if facts.vllm_device == "cpu":
+        named = ((claim_key(facts.host, node), node) for node in nodes_with_memory(facts.host))
+        return tuple(Spot(key, node.total_bytes, node.available_bytes, None) for key, node in named if key is not None)
+    return tuple(
+        Spot(gpu.uuid, gpu.nvml_total_bytes, gpu.free_bytes, gpu.processes if gpu.processes_unreadable is None else None)
+        for gpu in facts.gpus
+        if isinstance(gpu, Gpu)
+    )
+
+
+def claims_on(places: Iterable[Spot], held: Sequence[Held], here: Here, read: ReadKin) -> tuple[Claim, ...]:
+    """The claims of others on these spots. Our own do not count, nor those of our parents: a restart by exec, a launcher that starts a guarded vLLM.
 
     A claim has ended when 90 % of it is used, or after 10 minutes.
     """
-    cards = {gpu.uuid: gpu for gpu in gpus}
+    by_uuid = {spot.uuid: spot for spot in places}
     ours = set(_line(here.owner.pid, here.owner, read)) | {here.owner}
     valid = [each for each in held if each.record.owner.boot_id == here.owner.boot_id and each.record.taken_seconds <= here.seconds]
     others = sorted((each for each in valid if each.record.owner not in ours), key=lambda each: each.record.taken_seconds)
-    trees = [_seen(each.record, cards, here, read) for each in others]
-    return tuple(claim for uuid, gpu in cards.items() for claim in _on_card(gpu, list(_parts(gpu, others, trees)), here, uuid))
+    trees = [_seen(each.record, by_uuid, here, read) for each in others]
+    return tuple(claim for spot in by_uuid.values() for claim in _on_spot(spot, list(_parts(spot, others, trees)), here))
 
 
-def _seen(record: Record, cards: Mapping[str, Gpu], here: Here, read: ReadKin) -> Mapping[str, int]:
-    """What the process tree of a record holds of each card, by UUID; without a card where that cannot be told."""
+def _seen(record: Record, by_uuid: Mapping[str, Spot], here: Here, read: ReadKin) -> Mapping[str, int]:
+    """What the process tree of a record holds of each spot, by UUID; without a spot where that cannot be told."""
     if not here.initial or next(_line(record.owner.pid, here.owner, read), None) != record.owner:
         return {}
-    return {uuid: used for uuid, gpu in cards.items() if (used := _used_bytes(gpu, record.owner, here, read)) is not None}
+    return {uuid: used for uuid, spot in by_uuid.items() if (used := _used_bytes(spot, record.owner, here, read)) is not None}
 
 
-def _used_bytes(gpu: Gpu, owner: Owner, here: Here, read: ReadKin) -> int | None:
-    if gpu.processes_unreadable is not None:
+def _used_bytes(spot: Spot, owner: Owner, here: Here, read: ReadKin) -> int | None:
+    if spot.processes is None:
         return None
-    amounts = [process.used_bytes for process in gpu.processes if owner in _line(process.pid, here.owner, read)]
+    amounts = [process.used_bytes for process in spot.processes if owner in _line(process.pid, here.owner, read)]
     return None if None in amounts else sum(amount or 0 for amount in amounts)
 
 
@@ -80,29 +106,29 @@ def _line(pid: int, like: Owner, read: ReadKin) -> Iterator[Owner]:
         pid = kin.parent
 
 
-def _parts(gpu: Gpu, held: Sequence[Held], trees: Sequence[Mapping[str, int]]) -> Iterator[_Part]:
-    """The promises on this card, the oldest first, none larger than the card."""
+def _parts(spot: Spot, held: Sequence[Held], trees: Sequence[Mapping[str, int]]) -> Iterator[_Part]:
+    """The promises on this spot, the oldest first, none larger than the spot."""
     for each, seen in zip(held, trees, strict=True):
-        used_cards = [uuid for uuid, used in seen.items() if used and any(promise.uuid == uuid for promise in each.record.promises)]
+        used_spots = [uuid for uuid, used in seen.items() if used and any(promise.uuid == uuid for promise in each.record.promises)]
         for promise in each.record.promises:
-            if promise.uuid == gpu.uuid:
-                elsewhere = gpu.uuid not in used_cards and len(used_cards) >= each.record.world
-                yield _Part(each, min(promise.promised_bytes, gpu.nvml_total_bytes), promise.free_bytes, seen.get(gpu.uuid), elsewhere)
+            if promise.uuid == spot.uuid:
+                elsewhere = spot.uuid not in used_spots and len(used_spots) >= each.record.world
+                yield _Part(each, min(promise.promised_bytes, spot.total_bytes), promise.free_bytes, seen.get(spot.uuid), elsewhere)
 
 
-def _on_card(gpu: Gpu, parts: Sequence[_Part], here: Here, uuid: str) -> Iterator[Claim]:
+def _on_spot(spot: Spot, parts: Sequence[_Part], here: Here) -> Iterator[Claim]:
     """A tree that cannot be seen is credited with what free memory has dropped since its promise, and nobody with the same bytes twice.
 
     All that was taken after a promise, by it and by younger ones, is at most the drop since then: the oldest is credited first, within the drop since it
     and since every older one, less what the trees that can be seen hold.
     """
-    room = gpu.nvml_total_bytes
+    room = spot.total_bytes
     for at, part in enumerate(parts):
         known = sum(younger.seen_bytes or 0 for younger in parts[at:])
-        room = min(room, max(0, part.free_before_bytes - gpu.free_bytes - known))
+        room = min(room, max(0, part.free_before_bytes - spot.free_bytes - known))
         used = min(part.promised_bytes, room) if part.seen_bytes is None else part.seen_bytes
         room -= used if part.seen_bytes is None else 0
         record = part.held.record
         age = here.seconds - record.taken_seconds
         ended = part.elsewhere or age > COUNTS_SECONDS or used * 100 >= part.promised_bytes * _TAKEN_PERCENT
-        yield Claim(uuid, part.promised_bytes, used, record.owner.pid, part.held.user, round(age, 1), ended)
+        yield Claim(spot.uuid, part.promised_bytes, used, record.owner.pid, part.held.user, round(age, 1), ended)

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from vllm_guard import speak
@@ -63,5 +62,5 @@ def _read(call: Call, settings: Settings, device: str) -> Facts:
     if facts.nvml_fault is None:
         return with_claims(facts, settings, call.environ)
     if device == "cpu":
-        return replace(read_facts(None, "cpu", call.environ), vllm_device="cpu")
+        return with_claims(read_facts(None, "cpu", call.environ), settings, call.environ)
     raise MeasureError(facts.nvml_fault.reason, facts.nvml_fault.message, facts.nvml_fault.fix)

@@ -36,7 +36,7 @@ def select_devices(facts: Facts, command: Command, release: Release | None) -> S
     if isinstance(ranks, Elsewhere):
         return ranks
     if facts.vllm_device == "cpu":
-        return choose_nodes(facts.host, ranks, release)
+        return choose_nodes(facts.host, ranks, release, facts.claims)
     if facts.nvml_fault is not None:
         return Unusable(facts.nvml_fault.reason, facts.nvml_fault.message, facts.nvml_fault.fix)
     if not facts.gpus:
@@ -53,7 +53,7 @@ def select_devices(facts: Facts, command: Command, release: Release | None) -> S
 def all_devices(facts: Facts) -> tuple[Device, ...]:
     """Every device of the host whose memory could be read, in NVML's order and by its index; the nodes of host memory for the CPU build."""
     if facts.vllm_device == "cpu":
-        chosen = choose_nodes(facts.host, max(1, len(facts.host.nodes)), None)
+        chosen = choose_nodes(facts.host, max(1, len(facts.host.nodes)), None, facts.claims)
         return chosen.devices if isinstance(chosen, Chosen) else ()
     return tuple(_device(facts, gpu.nvml_index, gpu, (0, "")) for gpu in facts.gpus if isinstance(gpu, Gpu))
 
@@ -138,6 +138,7 @@ def _device(facts: Facts, ordinal: int, gpu: Gpu, tier: tuple[int, str]) -> Devi
         unified=gpu.unified,
         tier_name=tier[1],
         processes_unreadable=gpu.processes_unreadable,
+        claim_key=gpu.uuid,
     )
 
 

@@ -58,6 +58,8 @@ def effective_settings(case: Case, changes: Sequence[Change]) -> Mapping[str, Se
     settings.update(given_settings(case.command))
     if settings["max_num_batched_tokens"].given is not None:  # which the CPU build overrules for some models
         settings["max_num_batched_tokens"] = replace(settings["max_num_batched_tokens"], value=case.batch.max_num_batched_tokens)
+    if case.pool_bytes is not None:  # VLLM_CPU_KVCACHE_SPACE wins over the flag
+        settings["kv_cache_memory_bytes"] = replace(settings["kv_cache_memory_bytes"], value=case.pool_bytes)
     for change in changes:
         before = case.command.given.get(change.dest)
         value = float(change.after) if change.dest == "gpu_memory_utilization" else int(change.after)

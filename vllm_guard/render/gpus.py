@@ -37,7 +37,7 @@ def _claim_lines(facts: Facts, usage: Assessment) -> Iterator[str]:
     """What other guards promised their vLLM, card by card, with whose promise it is."""
     for plan in usage.devices:
         for claim in facts.claims:
-            if claim.uuid == plan.device.uuid:
+            if claim.uuid == plan.device.claim_key:
                 age = "" if claim.age_seconds is None else f"  up {age_text(claim.age_seconds)}"
                 to_come = "does not count any more" if claim.ended else f"{floor_mib(claim.outstanding_bytes)} MiB to come"
                 owner = f"pid {claim.pid}  {plain(claim.user or 'unknown')}{age}"
