@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,15 +79,20 @@ class Unit:
         """One property."""
         return self.machine.run("systemctl", "show", f"--property={name}", "--value", self.name).strip()
 
+    def request(self, path: str, body: Mapping[str, object] | None = None) -> str | None:
+        """What it answers; None while nobody does."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with suppress(OSError, http.client.HTTPException), closing(connection):
+            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+            with connection.getresponse() as response:
+                return response.read().decode() if response.status == HTTPStatus.OK else None
+        return None
+
     def ask(self) -> dict[str, Any] | None:
         """How the stand-in vLLM describes itself; None while nobody listens."""
-        with suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-            connection.request("GET", "/health")
-            about = json.loads(connection.getresponse().read())
-            assert isinstance(about, dict)
-            return about
-        return None
+        text = self.request("/")
+        about: dict[str, Any] | None = json.loads(text) if text else None
+        return about
 
     def answer(self, seconds: float = 30) -> dict[str, Any]:
         """The same, waited for."""
@@ -115,9 +121,9 @@ class Unit:
 
 
 def instance(machine: Machine, name: str, *, args: str = "", environ: Mapping[str, str] | None = None, short: Mapping[str, str] | None = None) -> Unit:
-    """An instance on an idle card, with the shipped environment file but for the port; `short` are directives of a drop-in."""
+    """An instance on an idle card, with the shipped environment file but for port, `args` and `environ`; `short` are directives of a drop-in."""
     unit = Unit(machine, f"vllm-guard@{name}.service", free_port())
-    text = (ROOT / "systemd" / "instance.env").read_text(encoding="utf-8").replace("--port 8000", f"--port {unit.port} {args}")
+    text = (ROOT / "systemd" / "instance.env").read_text(encoding="utf-8").replace("--port 8000", f"--port {unit.port}")
     settings = {
         "LD_LIBRARY_PATH": "/opt/driver",
         SCENARIO_VARIABLE: f"/opt/scenarios/{name}",
@@ -125,6 +131,7 @@ def instance(machine: Machine, name: str, *, args: str = "", environ: Mapping[st
         "VLLM_GUARD_SETTLE": "0",
         **(environ or {}),
     }
+    text = re.sub("^ARGS=.*$", lambda found: f"{found[0]} {args}", text, flags=re.MULTILINE)
     machine.write(f"/etc/vllm-guard/{name}.env", text + "".join(f"{key}={value}\n" for key, value in settings.items()))
     if short:
         machine.write(f"/etc/systemd/system/{unit.name}.d/short.conf", "[Service]\n" + "".join(f"{key}={value}\n" for key, value in short.items()))

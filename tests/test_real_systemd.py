@@ -82,7 +82,7 @@ def test_an_instance_starts_answers_and_stops(machine: Machine, new: New) -> Non
     machine.shell(blocks("Install")[1])
     about = unit.answer()
 
-    words = ["serve", "Qwen/Qwen2.5-7B-Instruct", "--port", str(unit.port), "--compilation-config", '{"mode": 3}', "--max-model-len", "32k"]
+    words = ["serve", "Qwen/Qwen2.5-7B-Instruct", "--port", str(unit.port), "--max-model-len", "32k", "--compilation-config", '{"mode": 3}']
     assert (words, str(about["pid"])) == (about["words"], unit.show("MainPID"))
     assert (True, "vllm", "/var/cache/vllm") == (about["uid"] != 0, about["environ"]["USER"], about["environ"]["HOME"])
     assert [] == [name for name in about["environ"] if name.startswith("VLLM_GUARD_")]
