@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 FULL: Final = Card(free_mib=300, processes=(Listed(1, 80_000),))
 SOON: Final = {"RestartSec": "1"}
 LOG: Final = ROOT / "tests" / "explain" / "logs" / "gate1_default.log"
+USER: Final = "The user, the journal, the caches"
 IN_FRONT: Final = "In front of a unit that you have"
 # 195 GiB of weights, as holes.
 LARGE: Final = {
@@ -88,6 +89,7 @@ def test_an_instance_starts_answers_and_stops(machine: Machine, new: New) -> Non
     assert [] == [name for name in about["environ"] if name.startswith("VLLM_GUARD_")]
     assert "1777 root\n" == machine.run("stat", "--format=%a %U", "/run/vllm-guard")
     assert str(about["uid"]) in machine.run("sh", "-c", "stat --format=%u /run/vllm-guard/*").split()
+    assert "" == machine.run("ls", "/dev/shm")  # noqa: S108 - that of the machine: the stub's file is in the instance's own
     assert_nothing_else(unit, about)
 
     machine.run("systemctl", "disable", "--now", unit.name)
@@ -95,6 +97,30 @@ def test_an_instance_starts_answers_and_stops(machine: Machine, new: New) -> Non
     assert set() == unit.processes
     assert "warning" not in unit.journal
     assert "explain" not in unit.journal
+
+
+def test_what_one_instance_was_promised_is_not_free_for_another(new: New) -> None:
+    """Both read an idle card; the first has a claim on 0.92 of it."""
+    first, second = new("first"), new("second")
+    start(first)
+    first.answer()
+    start(second)
+    second.answer()
+
+    assert "vllm-guard: launch: --gpu-memory-utilization 0.92 unchanged" in first.journal
+    assert re.search(r"^vllm-guard: launch: --gpu-memory-utilization 0\.92 to 0\.0\d+ ", second.journal, re.MULTILINE)
+
+
+def test_another_user_is_two_lines_away(machine: Machine, new: New) -> None:
+    """Those of the page; the caches become hers."""
+    machine.run("useradd", "--create-home", "alice")
+    unit = new("hers")
+    machine.write(f"/etc/systemd/system/{unit.name}.d/user.conf", blocks(USER, "ini")[0])
+    machine.run("systemctl", "daemon-reload")
+    start(unit)
+
+    assert machine.run("id", "-u", "alice").strip() == str(unit.answer()["uid"])
+    assert "alice\n" == machine.run("stat", "--dereference", "--format=%U", "/var/cache/vllm")
 
 
 def test_the_units_have_no_faults(machine: Machine, new: New) -> None:
@@ -231,7 +257,7 @@ def test_a_wait_may_be_longer_than_any_start_timeout(machine: Machine, new: New)
 def test_the_emptied_lines_of_the_page_turn_explaining_off(machine: Machine, new: New) -> None:
     """And take the journal from the service."""
     unit = new("quiet", environ={"STUB_LOG": str(LOG)})
-    machine.write(f"/etc/systemd/system/{unit.name}.d/quiet.conf", blocks("The user, the journal, the caches", "ini")[0])
+    machine.write(f"/etc/systemd/system/{unit.name}.d/quiet.conf", blocks(USER, "ini")[1])
     machine.run("systemctl", "daemon-reload")
     start(unit)
     wait_for(lambda: "auto-restart" == unit.state["SubState"], 20)
