@@ -34,6 +34,13 @@ def blocks(heading: str, kind: str = "") -> list[str]:
     return [text for of_kind, text in found if of_kind == kind]
 
 
+def inline(begin: str) -> str:
+    """What stands in the running text of docs/systemd.md as code that begins so."""
+    found = re.search(rf"`({re.escape(begin)}[^`]*)`", PAGE)
+    assert found is not None, begin
+    return found[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A booted machine with /opt/vllm, the units and a stand-in driver on it."""

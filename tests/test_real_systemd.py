@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from booted_units import PAGE, ROOT, STATES, Machine, Unit, blocks, booted_machine, cards, install_stand_ins, instance
+from booted_units import ROOT, STATES, Machine, Unit, blocks, booted_machine, cards, inline, install_stand_ins, instance
 from model_files import stored, write_checkpoint
 from other_worlds import wait_for
 from real.server import free_port
@@ -269,7 +269,8 @@ def test_the_emptied_lines_of_the_page_turn_explaining_off(machine: Machine, new
 
 def test_a_code_that_is_added_stands_beside_the_others(new: New) -> None:
     """As the page says of 2, with which vLLM's own parser ends."""
-    unit = new("misspelt", environ={"STUB_EXIT": "2"}, short={**SOON, "RestartPreventExitStatus": "2"})
+    name, _, value = inline("RestartPreventExitStatus=").partition("=")
+    unit = new("misspelt", environ={"STUB_EXIT": "2"}, short={**SOON, name: value})
     start(unit)
     wait_for(lambda: "failed" == unit.state["ActiveState"], 20)
 
@@ -299,15 +300,14 @@ def assert_guarded(unit: Unit, drop_in: str) -> None:
     unit.machine.shell(blocks(IN_FRONT)[1])
     before = unit.answer()
     assert ["serve", "org/model", "--port", str(unit.port)] == before["words"]
-    look = re.search(r"`(journalctl --unit vllm --grep [^`]+)`", PAGE)
-    assert look is not None
-    assert "vllm-guard: launch: " in unit.machine.shell(look[1])
+    assert "vllm-guard: launch: " in unit.machine.shell(inline("journalctl --unit vllm --grep "))
     unit.machine.run("kill", "-KILL", str(before["engine"]))
     assert unit.answer_of_another(before)
 
 
 def test_a_drop_in_puts_the_guard_in_front_of_a_unit(existing: Unit) -> None:
     """With the unit's own command in it."""
+    assert f"\nExecStart=/opt/vllm/bin/vllm serve org/model --port {existing.port}\n" in existing.machine.shell(inline("systemctl cat vllm"))
     shipped = existing.machine.run("cat", DROP_IN)
     command = re.search(r"^ExecStart=/opt/vllm/bin/vllm-guard serve (.+)$", shipped, re.MULTILINE)
     assert command is not None
