@@ -79,7 +79,7 @@ def assert_nothing_else(unit: Unit, about: Mapping[str, Any]) -> None:
 
 def test_an_instance_starts_answers_and_stops(machine: Machine, new: New) -> None:
     """As the user vllm, with the words of its file, and with a claim in the folder that tmpfiles made; a stop that was asked for is no failure."""
-    unit = new("qwen", args="--compilation-config '{\"mode\": 3}'")
+    unit = new("qwen", args=inline("ARGS=").removeprefix("ARGS=--port 8000 "))
     machine.shell(blocks("Install")[1])
     about = unit.answer()
 
@@ -109,6 +109,18 @@ def test_what_one_instance_was_promised_is_not_free_for_another(new: New) -> Non
 
     assert "vllm-guard: launch: --gpu-memory-utilization 0.92 unchanged" in first.journal
     assert re.search(r"^vllm-guard: launch: --gpu-memory-utilization 0\.92 to 0\.0\d+ ", second.journal, re.MULTILINE)
+
+
+def test_two_instances_share_a_card_by_the_setting_of_the_page(new: New) -> None:
+    """Each has its part, whoever comes first."""
+    name, _, value = inline("VLLM_GUARD_BUDGET=").partition("=")
+    launches = []
+    for unit in (new("half", environ={name: value}), new("other-half", environ={name: value})):
+        start(unit)
+        unit.answer()
+        launches += re.findall(r"^vllm-guard: launch: --gpu-memory-utilization 0\.92 to (\S+) ", unit.journal, re.MULTILINE)
+
+    assert ["0.4519", "0.4519"] == launches
 
 
 def test_another_user_is_two_lines_away(machine: Machine, new: New) -> None:
