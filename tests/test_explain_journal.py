@@ -45,8 +45,9 @@ def test_a_failed_start_is_explained_in_the_journal() -> None:
         write_unit(inside, "failed.service", 1)
         write_unit(inside, "well.service", 0)
         write_unit(inside, "refused.service", 75)
-        subprocess.run([*inside, "systemctl", "start", "failed.service", "well.service", "refused.service"], check=True)
-        failed, *others = (journal_after_end(inside, f"{name}.service") for name in ("failed", "well", "refused"))
+        write_unit(inside, "not_there.service", 127)
+        subprocess.run([*inside, "systemctl", "start", "failed.service", "well.service", "refused.service", "not_there.service"], check=True)
+        failed, *others = (journal_after_end(inside, f"{name}.service") for name in ("failed", "well", "refused", "not_there"))
         result = subprocess.run([*inside, "systemctl", "show", "--property=Result", "failed.service"], check=True, capture_output=True, text=True).stdout
 
     assert "vllm-guard: explain: not enough memory was free when vLLM started (gate_free_memory, certain)" in failed
