@@ -7,7 +7,7 @@ from typing import Final
 
 import psutil
 import pytest
-from pages import Step, assert_printed, blocks
+from doc_pages import Step, assert_printed, blocks
 from real.server import free_port
 from real.world import GUARD, World
 

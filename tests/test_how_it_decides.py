@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import blocks, read_page
+from doc_scenes import TURING
 from guard_process import Host
-from page_scenes import TURING
-from pages import blocks, read_page
 
 from vllm_guard.plan import budget
 from vllm_guard.units import MIB, floor4, requested_bytes

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from doc_pages import ROOT, blocks
+from doc_scenes import COVERED, ReadBy, Scene
 from other_worlds import need
-from page_scenes import COVERED, ReadBy, Scene
-from pages import ROOT, blocks
 from standin_driver import SCENARIO_VARIABLE, Card, build_driver, write_scenario
 from stub_vllm import write_stub
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from pages import ROOT, blocks
+from doc_pages import ROOT, blocks
 
 from vllm_guard import __version__
 

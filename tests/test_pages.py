@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import ROOT, Block, assert_printed, blocks, pages, prose, read_page
+from doc_scenes import COVERED, ELSEWHERE, NotRun, PartOf, ReadBy, Scene
 from guard_process import GUARD, Host
-from page_scenes import COVERED, ELSEWHERE, NotRun, PartOf, ReadBy, Scene
-from pages import ROOT, Block, assert_printed, blocks, pages, prose, read_page
 
 from vllm_guard.cli import COMMANDS
 from vllm_guard.flags import SETTINGS
@@ -87,7 +87,7 @@ def test_what_a_page_shows_of_something_longer_was_printed(key: tuple[str, str],
 
 
 def test_every_block_is_covered_and_nothing_else_is() -> None:
-    """A block without a row in page_scenes.py is a mistake; so are a row of a block that is gone, and a fence that is none to the parser."""
+    """A block without a row in doc_scenes.py is a mistake; so are a row of a block that is gone, and a fence that is none to the parser."""
     assert set() == BLOCKS.keys() - COVERED.keys()
     assert set() == COVERED.keys() - BLOCKS.keys()
     assert 2 * len(BLOCKS) == sum(read_page(page).count("```") for page in READ)

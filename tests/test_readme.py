@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from builders import facts, gpu, judge, launched, process
-from pages import blocks
+from doc_pages import blocks
 
 from vllm_guard.help import help_text
 from vllm_guard.render.waiting import missing_text

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from doc_pages import blocks
 from guard_process import BUSY, NEIGHBOUR
-from pages import blocks
 from standin_driver import Card, Listed
 from test_golden import BEGUN, ENGINE, FREE, FULL, LAST, MODEL_FILES, SHARED, card
 from test_plan_pool import QWEN_HALF
@@ -134,7 +134,7 @@ COVERED: Final[Mapping[tuple[str, str], Cover]] = {
     (CONTRIBUTING, ".venv/bin/python -m build"): ReadBy("test_packaging.py"),
 }
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "docs/systemd.md": "test_systemd_unit.py",
-    "docs/containers.md": "test_containers.py",
+    "docs/systemd.md": "test_systemd_units.py",
+    "docs/containers.md": "test_real_image.py",
     "docs/kubernetes.md": "test_kubernetes.py",
 }
