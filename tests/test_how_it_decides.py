@@ -11,6 +11,7 @@ from doc_pages import blocks, read_page
 from doc_scenes import TURING
 from guard_process import Host
 
+from vllm_guard import settle
 from vllm_guard.plan import budget
 from vllm_guard.units import MIB, floor4, requested_bytes
 
@@ -85,3 +86,12 @@ def test_the_overheads_are_those_of_the_code() -> None:
     rows = [f"| {name} | {each.low // MIB} MiB | {each.likely // MIB} MiB | {each.high // MIB} MiB |" for name, each in kinds.items()]
 
     assert "\n".join(rows) in read_page(PAGE)
+
+
+def test_the_times_of_settling_are_those_of_the_code() -> None:
+    """How often, how alike, how long."""
+    times = f"every {settle._INTERVAL_SECONDS} s until three readings agree within {settle._STEADY_BYTES // MIB} MiB, for at most {settle.AUTO_SECONDS:g} s"  # noqa: SLF001 - as above
+
+    assert times in " ".join(read_page(PAGE).split())
+    assert 3 == settle.STEADY_SAMPLES
+    assert f"under {settle._MUCH_LESS_FRACTION:.0%}".replace("%", " %") in read_page(PAGE)  # noqa: SLF001 - as above

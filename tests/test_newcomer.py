@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from typing import Final
 import pytest
 from doc_pages import ROOT, blocks
 from doc_scenes import COVERED, ReadBy, Scene
-from other_worlds import need
+from other_worlds import copy_checkout, need
 from standin_driver import SCENARIO_VARIABLE, Card, build_driver, write_scenario
 from stub_vllm import write_stub
 
 pytestmark = pytest.mark.slow
 
-NOT_COPIED: Final = shutil.ignore_patterns(".git*", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
 PACKAGES: Final = "python3,python3-venv,gcc,libc6-dev,make,ca-certificates"
 HOME: Final = Path("/home/newcomer")
 RECORD: Final = ROOT / "build" / "newcomer.txt"
@@ -90,7 +88,7 @@ def furnish(root: Path) -> None:
     subprocess.run(["chroot", str(root), "useradd", "--create-home", HOME.name], check=True)
     home = root / HOME.relative_to("/")
     checkout = home / "vllm-guard"
-    shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
+    copy_checkout(checkout)
     for name, text in files().items():
         (checkout / name).parent.mkdir(exist_ok=True)
         (checkout / name).write_text(text, encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,12 +13,12 @@ from typing import Final
 
 import pytest
 from doc_pages import ROOT, blocks
+from other_worlds import copy_checkout
 
 from vllm_guard import __version__
 
 DATA: Final = {"py.typed", "command/options.tsv", "demo/shared_cards.json", "explain/signatures.yaml"}
 ABOUT: Final = f"vllm_guard-{__version__}.dist-info"
-NOT_COPIED: Final = shutil.ignore_patterns(".git*", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
 
 
 def modules() -> set[str]:
@@ -52,7 +51,7 @@ def _dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (step,) = blocks("CONTRIBUTING.md")[".venv/bin/python -m build"].steps
     program, *words = step.command.split()
     checkout = tmp_path_factory.mktemp("checkout") / "vllm-guard"
-    shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
+    copy_checkout(checkout)
     assert ".venv/bin/python" == program
     subprocess.run([sys.executable, *words], cwd=checkout, check=True, capture_output=True, timeout=300)
     return checkout / "dist"
