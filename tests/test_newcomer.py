@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -134,7 +135,8 @@ def test_every_command_of_the_readme_works_for_a_newcomer(tmp_path: Path) -> Non
         try:
             walk.wait(WALK_SECONDS)
         finally:
-            os.killpg(walk.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(walk.pid, signal.SIGKILL)
     steps = re.findall(r"^newcomer\$ (.*)$\n((?:.*\n)*?)^newcomer: exit status (\d+)$", RECORD.read_text(errors="replace"), re.MULTILINE)
     printed = {command: text for command, text, _ in steps}
 
