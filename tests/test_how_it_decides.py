@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from doc_pages import blocks, read_page
-from doc_scenes import TURING
-from guard_process import Host
+from doc_scenes import POOL_OF_16_MIB, TURING
+from guard_process import Ended, Host
 
 from vllm_guard import settle
 from vllm_guard.plan import budget
@@ -22,13 +21,19 @@ BY_HAND = "usable      = 10106.0 free - 0.0 claimed"
 Json = dict[str, Any]
 
 
-@pytest.fixture(name="decided")
-def _decided(host: Host, tmp_path: Path) -> Json:
-    """The document of the page's first command, on the page's snapshot."""
+def check(host: Host, *words: str) -> Ended:
+    """The page's check, on the page's snapshot."""
     for name, text in TURING.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return host.run("check", "./Qwen2.5-0.5B-Instruct", "--guard-snapshot=card.json", "--guard-start-overhead=0", "--guard-json", cwd=tmp_path).document
+        (host.folder / name).parent.mkdir(exist_ok=True)
+        (host.folder / name).write_text(text)
+    start = ("check", "./Qwen2.5-0.5B-Instruct", "--guard-snapshot=card.json", "--guard-start-overhead=0", "--guard-json")
+    return host.run(*start, *words, cwd=host.folder)
+
+
+@pytest.fixture(name="decided")
+def _decided(host: Host) -> Json:
+    """The document of the page's first command."""
+    return check(host).document
 
 
 def mib(size_bytes: int) -> str:
@@ -78,6 +83,14 @@ def test_the_report_is_told_as_it_was(decided: Json) -> None:
     assert f"default of {decided['changes'][0]['from']}, which needs {requested_bytes(device['nvml_total_bytes'], 0.92) / 1024**3:.2f} GiB" in page
     assert "guard" == settings["source"]
     assert "vLLM put the longest that would fit at 1344" in page
+
+
+@pytest.mark.parametrize(("tokens", "code", "fixes"), [(512, 0, []), (2048, 75, ["--max-model-len 1344"])])
+def test_the_two_runs_with_a_small_cache_are_called_as_they_went(host: Host, tokens: int, code: int, fixes: list[str]) -> None:
+    """One started, of the other vLLM named the longest length that would fit."""
+    ended = check(host, *POOL_OF_16_MIB.split(), "--max-model-len", str(tokens))
+
+    assert (code, fixes) == (ended.code, ended.document["fixes"][:1])
 
 
 def test_the_overheads_are_those_of_the_code() -> None:
