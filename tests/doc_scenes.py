@@ -129,7 +129,7 @@ COVERED: Final[Mapping[tuple[str, str], Cover]] = {
     ("docs/measurements.md", "make gpu-check"): NotRun("needs an NVIDIA GPU; tests/test_gpu_check.py runs the script on the stand-in"),
     (CONTRIBUTING, "make demo"): ReadBy("test_newcomer.py"),
     (CONTRIBUTING, ".venv/bin/pytest tests/test_units.py"): ReadBy("test_newcomer.py"),
-    (CONTRIBUTING, "make test-slow"): NotRun("it is what runs this test; the real vLLM and its tests take half an hour"),
+    (CONTRIBUTING, "make test-slow"): NotRun("it is what runs all the others, and would run itself"),
     (CONTRIBUTING, ".venv/bin/pytest --update-golden tests/test_golden.py"): ReadBy("test_newcomer.py"),
     (CONTRIBUTING, ".venv/bin/python -m build"): ReadBy("test_packaging.py"),
 }
