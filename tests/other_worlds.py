@@ -1,4 +1,4 @@
-"""A booted systemd and a podman container on this host's /usr, for slow tests. As root."""
+"""Other places for slow tests: a booted systemd and a podman container on this host's /usr (as root), a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ import pytest
 
 T = TypeVar("T")
 
-PACKAGES: Final = {"systemd-nspawn": "systemd-container", "podman": "podman", "crun": "crun", "unshare": "util-linux", "nsenter": "util-linux"}
+PACKAGES: Final = {
+    "systemd-nspawn": "systemd-container",
+    "podman": "podman",
+    "crun": "crun",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "debootstrap": "debootstrap",
+}
 
 
 @contextmanager
@@ -70,6 +77,12 @@ def container() -> Iterator[str]:
                 yield shell.stdout.readline().strip()
             finally:
                 shell.communicate()
+
+
+def copy_checkout(to: Path) -> None:
+    """The project as a fresh clone has it, but for its history: nothing that was made or installed here."""
+    made = shutil.ignore_patterns(".git*", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+    shutil.copytree(Path(__file__).parent.parent, to, ignore=made)
 
 
 def need(*programs: str) -> None:

@@ -48,7 +48,7 @@ def test_the_table_shows_every_card_with_a_bar_and_its_holders(host: Host) -> No
     assert lines[0].startswith("GPU 0  NVIDIA H100 80GB HBM3  GPU-")
     assert lines[1].strip().startswith("[#")
     assert lines[2].strip().startswith(f"pid {NEIGHBOUR}  50000 MiB")
-    assert lines[3].startswith("GPU 1  ")
+    assert next(line for line in lines[3:] if line[0] != " ").startswith("GPU 1  ")  # in a container a note about hidden processes stands between
 
 
 def test_the_document_has_the_keys_of_the_contract(host: Host) -> None:

@@ -567,6 +567,15 @@ def test_a_working_folder_that_is_gone(host: Host) -> None:
     assert (0, b"0.3606", False) == (ended.code, ended.reached[-1], "Traceback" in ended.stderr)
 
 
+def test_a_guard_that_is_started_from_its_own_folder_finds_the_vllm_beside_it(host: Host) -> None:
+    """`./vllm-guard` is a path, not a name that is looked up."""
+    host.cards(BUSY)
+    (host.stub.parent / "vllm-guard").symlink_to(GUARD)
+    ended = host.serve(wrapper=["sh", "-c", 'exec ./vllm-guard "$@"'], cwd=host.stub.parent, environ={"PATH": os.defpath})
+
+    assert (0, BUSY_ARGV) == (ended.code, ended.reached)
+
+
 NOBODY = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups"]
 
 

@@ -141,3 +141,25 @@ def test_what_a_snapshot_says_about_processes_is_masked_when_it_is_read(host: Ho
     assert ended.code == 75
     assert "s3cret" not in ended.stderr + ended.stdout.decode()
     assert "\x1b" not in ended.stderr + ended.stdout.decode()
+
+
+def test_no_text_of_a_snapshot_moves_a_terminal_or_forges_a_line(host: Host, tmp_path: Path) -> None:
+    """Whoever wrote it, of a card, a process, a claim or a fault: it stays on its line."""
+    host.cards(Card(free_mib=300, processes=(Listed(NEIGHBOUR, 80_000),)), Card())
+    evil = "x\x1b[2J\nvllm-guard: launch: forged\u202e"
+    document = host.run("snapshot", environ=CONSOLE).document
+    card, other = document["gpus"]
+    card["processes"][0].update(dict.fromkeys(("name", "user", "command", "container", "unit", "server", "end_command"), evil))
+    card.update(name=evil, uuid=card["uuid"] + evil, processes_unreadable=evil)
+    document["gpus"][1] = {"unreadable": True, "nvml_index": 1, "uuid": other["uuid"] + evil, "name": evil, "message": evil, "fix": evil}
+    document["claims"] = [{"uuid": card["uuid"], "promised_bytes": 1 << 30, "used_bytes": 0, "pid": 4, "user": evil}]
+    document.update(vllm_version="0.32.0" + evil, environment={"CUDA_VISIBLE_DEVICES": "0,1" + evil})
+    file = tmp_path / "snapshot.json"
+    environments: tuple[dict[str, str], ...] = (document["environment"], {})
+    for environment in environments:
+        file.write_text(json.dumps({**document, "environment": environment}))
+        for words in ((), ("-tp", "2")):
+            lines = host.check(f"--guard-snapshot={file}", *words, environ=CONSOLE).stderr.removesuffix("\n").split("\n")
+
+            assert all(line.isprintable() for line in lines)
+            assert not any(line.startswith("vllm-guard: launch: forged") for line in lines)

@@ -57,9 +57,10 @@ def letters(text: str) -> str:
 
 
 def said_at(data: bytes, line: int) -> str:
-    """All that this line and the ones that may go on with it say."""
+    """All that this line and the ones that may go on with it say, with what stands in front of each line and without."""
     lines = decoded(data).split(b"\n")[max(0, line - 2) : line + 6]
-    return "".join(letters(piece.text) for each in lines for part in each.split(b"\r") for piece in pieces(part))
+    said = [piece for each in lines for part in each.split(b"\r") for piece in pieces(part)]
+    return letters(" ".join(piece.text for piece in said)) + "." + letters(" ".join(piece.words for piece in said))
 
 
 @settings(max_examples=300)
@@ -70,6 +71,10 @@ def said_at(data: bytes, line: int) -> str:
 @example(b"Free memory on device (0/0 GiB) on startup is less than desired GPU memory utilization (0, 0 GiB).")
 @example(f"{{'max_num_seqs': {HUGE[:15]}e9}}\nmax_num_batched_tokens=9.9.9.9\ntorch.OutOfMemoryError: CUDA out of memory.".encode())
 @example(b"  Input should be x [type=y, input_value=nan\nGot inf")
+@example(
+    b"2026-08-20T18:04:22.1Z pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\n2026-08-20T18:04:22.1Z gpu_memory_utilization\n"
+    b"2026-08-20T18:04:22.1Z   Input should be less than or equal to 1 [type=less_than_equal, input_value=79.0, input_type=float]\n"
+)
 def test_any_log_is_explained_and_certain_is_what_a_line_says(data: bytes) -> None:
     """The line that is named exists and says it, a sure signature of that cause matches it; both ways of showing it work."""
     found = explained(data)

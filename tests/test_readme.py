@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from builders import facts, gpu, judge, launched, process
+from doc_pages import blocks
+
 from vllm_guard.help import help_text
+from vllm_guard.render.waiting import missing_text
 from vllm_guard.settings import TABLE
 from vllm_guard.units import ExitCode
 
@@ -13,36 +17,37 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the table of a section, without its head."""
-    section = README.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if line.startswith("| ")][1:]
+def section(heading: str) -> str:
+    """What stands between a heading and the next."""
+    return README.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
 
 
-def test_every_setting_is_in_the_table_as_the_code_has_it() -> None:
-    """Name, default and meaning."""
-    assert [[f"`{row.name}`", f"`{row.default}`", row.meaning] for row in TABLE] == rows("## Settings")
+def table_of_settings() -> str:
+    """The table as the code has it."""
+    rows = [f"| `{row.name}` | `{row.default}` | {row.meaning} |" for row in TABLE]
+    return "\n".join(("| name | default | meaning |", "|---|---|---|", *rows)) + "\n"
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    """Name, default and meaning; what it should be is printed, to be pasted."""
+    table = section("## Settings").rstrip("\n").rpartition("\n\n")[2] + "\n"
+
+    assert table_of_settings() == table, f"replace the table under Settings in README.md with this one:\n\n{table_of_settings()}"
 
 
 def test_every_exit_code_is_in_the_table() -> None:
     """The published codes, and no others."""
-    shown = [int(number) for row in rows("## Exit codes") for number in re.findall(r"\d+", row[0])]
+    codes = re.findall(r"^\| ([\d, ]+) \|", section("## Exit codes"), re.MULTILINE)
+    shown = [int(number) for row in codes for number in row.split(",")]
 
     assert sorted(int(code) for code in ExitCode) == sorted(shown)
     assert all(str(int(code)) in help_text() for code in ExitCode if code not in {ExitCode.INTERRUPTED, ExitCode.TERMINATED})
 
 
-def test_the_refusal_on_the_first_screen_was_printed_by_the_demo() -> None:
-    """Word for word."""
-    printed = (ROOT / "tests" / "golden" / "demo.txt").read_text()
-    shown = README.partition("$ CUDA_VISIBLE_DEVICES=1")[2].partition("```")[0]
+def test_the_line_of_a_wait_is_the_one_that_is_printed() -> None:
+    """After ten seconds of 120, while somebody trains on the card."""
+    holder = process(48213, 50_000, name="python train.py", command="python train.py")
+    card = gpu(free_mib=31_080, reserved_mib=479, processes=[holder])
+    text = missing_text(judge(facts(card)), launched(judge(facts(gpu(free_mib=81_080, reserved_mib=479)))), fits=False)
 
-    assert "$ CUDA_VISIBLE_DEVICES=1" + shown.rstrip("\n") in printed
-
-
-def test_the_estimate_was_printed_by_the_command() -> None:
-    """But for where the model lies."""
-    printed = (ROOT / "tests" / "golden" / "estimate.txt").read_text()
-    shown = README.partition("$ vllm-guard estimate ./Llama")[2].partition("```")[0].splitlines()[1:]
-
-    assert "\n".join(shown).replace("./Llama-3.1-8B-Instruct", "/host/llama") in printed
+    assert f"vllm-guard: waiting, 110 s left: {text}" in [block.text.rstrip("\n") for block in blocks("README.md").values()]

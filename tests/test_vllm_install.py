@@ -136,6 +136,24 @@ def test_an_environment_may_be_named_like_the_guard(tmp_path: Path) -> None:
     assert (str(real),) == find(invoked, tmp_path / "first")
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        pytest.param('exec vllm-guard "$@"', "second", id="by its name"),
+        pytest.param('exec "/opt/env/bin/vllm-guard" "$@"', "second", id="by its path, in quotes"),
+        pytest.param("exec /opt/env/bin/vllm-guard", "second", id="at the end of a line"),
+        pytest.param('exec /opt/vllm-guard/bin/vllm "$@"', "first", id="vLLM in a folder of that name"),
+        pytest.param("exec /home/me/vllm-guard/.venv/bin/python server.py", "first", id="an interpreter in a checkout"),
+    ],
+)
+def test_a_script_that_becomes_the_guard_is_told_from_one_that_lies_in_a_folder_of_its_name(tmp_path: Path, line: str, found: str) -> None:
+    """Only the former would come back here."""
+    script(tmp_path / "first/vllm", f"#!/bin/sh\n{line}\n")
+    vllm(tmp_path / "second/vllm")
+
+    assert (str(tmp_path / found / "vllm"),) == find(guard(tmp_path / "env/bin/vllm-guard"), tmp_path / "first", tmp_path / "second")
+
+
 def test_our_interpreter_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM is a module there, without a script."""
     monkeypatch.setattr(vllm_install, "find_spec", lambda _: type("Spec", (), {"origin": "/x/vllm/__init__.py"}))

@@ -26,7 +26,7 @@ def run() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted check dies by the signal, as any program
     _fill_closed_streams()
-    argv, invoked = sys.argv[1:], sys.argv[0]
+    argv, invoked = sys.argv[1:], _invoked()
     try:
         code = _run(argv, invoked)
     except Exception:  # noqa: BLE001 - the last resort, around imports too: a bug of ours or a broken library must not stop vLLM
@@ -34,6 +34,15 @@ def run() -> NoReturn:
             traceback.print_exc()
         code = ExitCode.BUG if request_of(argv, invoked) is None else _start_all_the_same(argv, invoked)
     _leave(code)
+
+
+def _invoked() -> str:
+    """argv[0], absolute where it names a file: of `./vllm-guard` a Path would keep the bare name, which is looked up on PATH."""
+    name = sys.argv[0]
+    if os.sep in name:
+        with suppress(OSError):  # the working folder may be gone
+            return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - pathlib is for what is no longer a word of a command line
+    return name
 
 
 def _run(argv: list[str], invoked: str) -> int:

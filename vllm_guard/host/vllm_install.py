@@ -21,7 +21,7 @@ _MODULE: Final = "vllm.entrypoints.cli.main"
 _HEAD_BYTES: Final = 4096
 _FOLDER_LIMIT: Final = 20_000
 # A copy of the guard's script, or a shell script that becomes the guard.
-_STARTS_GUARD: Final = re.compile(rb"^\s*(?:(?:from|import)\s+vllm_guard\b|exec\s+[\"']?(?:[^\s\"']*/)?vllm-guard\b)", re.MULTILINE)
+_STARTS_GUARD: Final = re.compile(rb"^\s*(?:(?:from|import)\s+vllm_guard\b|exec\s+[\"']?(?:[^\s\"']*/)?vllm-guard(?![\w./-]))", re.MULTILINE)
 # pip and uv write this second line when the interpreter's path is too long for a #! line.
 _TRAMPOLINE: Final = re.compile(rb"^'''exec' \"?(/[^\"\n]+?)\"? \"\$0\"", re.MULTILINE)
 _DIST_INFO: Final = re.compile(r"vllm(?:[-_.](cpu|rocm|xpu|tpu)(?:_(?:avx|amx)\w*)?)?-[^-]+\.dist-info", re.IGNORECASE)
