@@ -17,7 +17,14 @@ import pytest
 
 T = TypeVar("T")
 
-PACKAGES: Final = {"systemd-nspawn": "systemd-container", "podman": "podman", "crun": "crun", "unshare": "util-linux", "nsenter": "util-linux"}
+PACKAGES: Final = {
+    "systemd-nspawn": "systemd-container",
+    "podman": "podman",
+    "crun": "crun",
+    "debootstrap": "debootstrap",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+}
 
 
 @contextmanager
