@@ -207,6 +207,7 @@ def test_the_refusal_of_the_page(world: World) -> None:
 
     assert (75, shown) == (ended.returncode, ended.stderr.splitlines())
     assert (ended.stderr, "") == (world.termination_log, world.reached)
+    assert pages.block_with("kubernetes.md", "refused") == world.termination_log
 
 
 def shown_forms() -> list[str]:
