@@ -308,3 +308,18 @@ def test_containers_that_share_the_folder_share_claims(world: World, serving: Ca
     assert (0, 0) == (during.returncode, afterwards.returncode), during.stderr
     assert "(GPU 0: 81080 of 81559 MiB free, 75233 MiB claimed by other guards, margin 1024 MiB)" in during.stderr
     assert "(vLLM's default fits): GPU 0 has 81080 of 81559 MiB free" in afterwards.stderr
+
+
+@pytest.mark.parametrize("prepared", [True, False], ids=["a folder as the page wants it", "a folder as docker creates it"])
+def test_a_container_with_another_user_claims_where_it_may(world: World, prepared: bool) -> None:  # noqa: FBT001 - a column
+    """In a sticky folder that is open to all; one of root's is one warning, and the launch goes on without a claim."""
+    mode = re.search(r"`install -d -m (\d+) /run/vllm-guard`", (pages.DOCS / PAGE).read_text())
+    assert mode is not None
+    options = world.options(IDLE, VLLM_GUARD_LOG_FORMAT="console")
+    (world.folder / "report").chmod(0o777)
+    (world.folder / "claims").chmod(int(mode[1], 8) if prepared else 0o755)
+    ended = world.podman.run("--user=1000:1000", *options, IMAGE, "m")
+
+    assert world.report is not None, ended.stderr
+    assert prepared == (CLAIM in world.report.descriptors)
+    assert (0 if prepared else 1) == ended.stderr.count("vllm-guard: warning: "), ended.stderr
