@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
-from vllm_guard.command.entrypoint import behind_entrypoint, model_first
+from vllm_guard.command.entrypoint import behind_entrypoint, model_first, names_model
 from vllm_guard.command.launcher import split_launcher
 from vllm_guard.errors import LaunchError
 from vllm_guard.flags import END_OF_FLAGS, strip_flags, typed_value, variable_of
@@ -59,7 +59,8 @@ def become_vllm(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -
         vllm = _vllm(argv, invoked, environ)
         if request == "serve":
             behind = behind_entrypoint(words[1:] if words[0] == "serve" else words)
-            words = ["serve", *model_first(behind, parse_release(read_install(vllm).version))]
+            release = parse_release(read_install(vllm).version) if names_model(behind) else None
+            words = ["serve", *model_first(behind, release)]
         launch([*vllm, *words], environ)
     except LaunchError as error:
         from vllm_guard import speak  # noqa: PLC0415 - a launch needs no words

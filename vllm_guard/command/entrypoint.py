@@ -18,13 +18,18 @@ def behind_entrypoint(argv: Sequence[str]) -> list[str]:
 
     Only what vLLM answers with an error (in 0.32, under test) changes: a model that is called `serve` or `vllm` stays one.
     """
-    if argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or _place_of_model(argv) is not None):
+    if argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or names_model(argv)):
         return list(argv[1:])
     launcher = split_launcher(argv) if argv else None
     if launcher is None or launcher.program != 0 or launcher.entry.grammar not in ("serve", "module"):
         return list(argv)
     is_command = launcher.runs_script or argv[0].rpartition("/")[2].startswith(_INTERPRETERS)
     return list(launcher.arguments) if is_command else list(argv)
+
+
+def names_model(argv: Sequence[str]) -> bool:
+    """Whether a `--model` stands there, the only words for which `model_first` needs a release."""
+    return _place_of_model(argv) is not None
 
 
 def model_first(argv: Sequence[str], release: Release | None) -> list[str]:
