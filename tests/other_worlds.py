@@ -21,9 +21,9 @@ PACKAGES: Final = {
     "systemd-nspawn": "systemd-container",
     "podman": "podman",
     "crun": "crun",
+    "debootstrap": "debootstrap",
     "unshare": "util-linux",
     "nsenter": "util-linux",
-    "debootstrap": "debootstrap",
 }
 
 

@@ -152,6 +152,7 @@ BUGS = {
         for target in (
             "plan.decide.decide",
             "host.nvml.read_gpus",
+            "host.vllm_install.read_install",
             "model.files.read_model",
             "command.rewrite.rewrite",
             "settings.load",

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
+from vllm_guard.command.entrypoint import behind_entrypoint, model_first, names_model
 from vllm_guard.command.launcher import split_launcher
 from vllm_guard.errors import LaunchError
 from vllm_guard.flags import END_OF_FLAGS, strip_flags, typed_value, variable_of
-from vllm_guard.host.vllm_install import find_executable, leads_to_guard
+from vllm_guard.host.vllm_install import find_executable, leads_to_guard, read_install
 from vllm_guard.launch import launch
+from vllm_guard.release import parse_release
 from vllm_guard.setting_layers import value_in_file
 
 Request = Literal["serve", "run", "pass"]
@@ -54,8 +56,12 @@ def become_vllm(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -
     try:
         if request == "run":
             launch_command(around_guard(launched(words), argv, invoked, environ), environ)
-        front = () if request == "pass" else ("serve",)
-        launch([*_vllm(argv, invoked, environ), *front, *(words[1:] if front and words[:1] == ["serve"] else words)], environ)
+        vllm = _vllm(argv, invoked, environ)
+        if request == "serve":
+            behind = behind_entrypoint(words[1:] if words[0] == "serve" else words)
+            release = parse_release(read_install(vllm).version) if names_model(behind) else None
+            words = ["serve", *model_first(behind, release)]
+        launch([*vllm, *words], environ)
     except LaunchError as error:
         from vllm_guard import speak  # noqa: PLC0415 - a launch needs no words
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from vllm_guard.command.entrypoint import behind_entrypoint, model_first
 from vllm_guard.command.launcher import FOREIGN, NO_ENGINE, SERVE, Launcher
 from vllm_guard.command.parse import Command, config_path, parse
 from vllm_guard.command.rewrite import rewrite
@@ -91,8 +92,11 @@ def find_launched(launcher: Launcher, version_setting: str | None, environ: Mapp
 
 
 def serving(vllm: Vllm, argv: Sequence[str]) -> Launcher:
-    """`vllm serve` with these words behind it."""
-    return Launcher((*(vllm.words or ("vllm",)), "serve"), tuple(argv), SERVE)
+    """`vllm serve` with these words behind it, a command of their own in front taken off, the model where this release wants it."""
+    words = behind_entrypoint(argv)
+    arguments = model_first(words, parse_release(vllm.version))
+    moved = Warn("model_moved", f"vLLM {vllm.version} takes the model as the first word after serve: --model was moved there")
+    return Launcher((*(vllm.words or ("vllm",)), "serve"), tuple(arguments), SERVE, warnings=(moved,) if arguments != words else ())
 
 
 def read_subject(launcher: Launcher, vllm: Vllm, environ: Mapping[str, str], *, asks_hub: bool = False) -> Subject:

@@ -31,9 +31,10 @@ def serve(call: Call, loaded: Loaded, argv: Sequence[str]) -> int:
     if vllm.words is None:
         raise vllm.missing or LaunchError(127, "cannot run 'vllm': not found", "pass the full path with --guard-vllm")
     require_program(vllm.words[0], call.environ)
+    launcher = serving(vllm, argv)
     if settings.mode == "off":
-        launch([*vllm.words, "serve", *argv], call.environ)
-    return start(call, loaded, read_subject(serving(vllm, argv), vllm, call.environ, asks_hub=loaded.asks_hub))
+        launch([*launcher.prefix, *launcher.arguments], call.environ)
+    return start(call, loaded, read_subject(launcher, vllm, call.environ, asks_hub=loaded.asks_hub))
 
 
 def start(call: Call, loaded: Loaded, subject: Subject) -> int:

@@ -68,15 +68,21 @@ def config_word(argv: Sequence[str], release: Release | None) -> Word | None:
     return prepared.words[texts.index("--config") + 1]
 
 
+def takes_model_first(word: str, release: Release | None) -> bool:
+    """Whether this release stops at this `--model` or `--model=MODEL` behind `serve`."""
+    return release is not None and release <= _LAST_WITHOUT_MODEL_OPTION and (word == "--model" or release < _FIRST_WITH_MODEL_OPTIONAL)
+
+
 def _move_model(prepared: Prepared, release: Release | None) -> None:
     words = prepared.words
     index = next((i for i, word in enumerate(words) if _MODEL.match(word.text)), None)
     if index is None:
         return
     word = words[index]
+    if takes_model_first(word.text, release):
+        prepared.problems.append(f"vLLM {release} takes the model as the first word after serve, not as --model")
+        return
     if release is not None and release <= _LAST_WITHOUT_MODEL_OPTION:
-        if word.text == "--model" or release < _FIRST_WITH_MODEL_OPTIONAL:
-            prepared.problems.append(f"vLLM {release} takes the model as the first word after serve, not as --model")
         return
     if word.text.startswith("--model="):
         prepared.words = [Word(word.text.removeprefix("--model="), word.at), *words[:index], *words[index + 1 :]]
