@@ -15,23 +15,21 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+from doc_pages import ROOT, blocks_of, read_page
 from guard_process import GUARD
 from other_worlds import booted_systemd, wait_for
 from real.server import free_port
 from serving_vllm import write_serving_stub
 from standin_driver import SCENARIO_VARIABLE, Card, Series, write_scenario
 
-ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = (ROOT / "docs" / "systemd.md").read_text(encoding="utf-8")
+PAGE: Final = read_page("docs/systemd.md")
 _PYTHONS: Final = {ROOT, Path(sys.prefix), Path(sys.base_prefix)}
 STATES: Final = ("ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts")
 
 
-def blocks(heading: str, kind: str = "") -> list[str]:
-    """The fenced blocks of a section of docs/systemd.md."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^```(.*)\n((?:(?!```).*\n)*)^```$", section, re.MULTILINE)
-    return [text for of_kind, text in found if of_kind == kind]
+def texts(heading: str, kind: str = "sh") -> list[str]:
+    """The blocks of this kind in a section of docs/systemd.md."""
+    return [block.text for block in blocks_of("docs/systemd.md", heading) if block.kind == kind]
 
 
 def inline(begin: str) -> str:

@@ -8,13 +8,14 @@ commands, one a line. All other blocks are files and equations.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent
 _FENCE: Final = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT: Final = re.compile(r"(^|\s{2,})#.*")
 _STATUS: Final = re.compile(r"\[exit status (\d+)\]")
@@ -70,6 +71,27 @@ def blocks(page: str) -> dict[str, Block]:
         count = sum(before.title == block.title for before in named.values()) + 1
         named[block.title if count == 1 else f"{block.title} #{count}"] = block
     return named
+
+
+def section(page: str, heading: str) -> str:
+    """What stands between this heading of the second level and the next."""
+    return read_page(page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def blocks_of(page: str, heading: str) -> list[Block]:
+    """The fenced blocks of a section, in order."""
+    return [Block(found["kind"], found["text"]) for found in _FENCE.finditer(section(page, heading))]
+
+
+def block_with(page: str, text: str) -> Block:
+    """The one block of a page that has this text."""
+    (found,) = [block for block in blocks(page).values() if text in block.text]
+    return found
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every command of a page, in words."""
+    return [shlex.split(step.command) for block in blocks(page).values() for step in block.steps]
 
 
 def prose(page: str) -> str:

@@ -15,7 +15,6 @@ from typing import Final
 from other_worlds import need
 from stub_vllm import write_stub
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 BASE: Final = "localhost/base"
 IMAGE: Final = "localhost/vllm-guard"
 # A release with which the guard's requirements are met, and which is not the newest: the build must leave it alone.
@@ -118,16 +117,6 @@ def make_base(podman: Podman, tag: str) -> None:
     built = podman.build(context, "--tag", tag)
     assert built.returncode == 0, built.stderr
     shutil.rmtree(context)
-
-
-def checkout(folder: Path) -> Path:
-    """What a fresh clone of this checkout would be, with what is not committed yet."""
-    names = _do(["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).split("\0")
-    for name in names:
-        if name and (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    return folder
 
 
 def download(*words: str, cwd: Path) -> None:

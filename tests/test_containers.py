@@ -9,18 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 import yaml
+from doc_pages import ROOT, block_with
 from guard_process import Host
 from model_files import stored, write_checkpoint
 
 from vllm_guard import __version__
 
-ROOT = pages.DOCS.parent
 DOCKERFILE = ROOT / "Dockerfile"
-COMPOSE = pages.DOCS / "compose.yaml"
-PAGE = "containers.md"
+COMPOSE = ROOT / "docs" / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
 
 
@@ -106,4 +104,4 @@ def test_the_warning_of_offload_is_what_the_guard_prints(host: Host, tmp_path: P
     offload = ("--cpu-offload-gb", "64", "--max-model-len", "2048")
     checked = host.run("check", str(model), *offload, f"--guard-snapshot={tmp_path / 'snapshot'}", environ={"VLLM_GUARD_LOG_FORMAT": "console"})
 
-    assert pages.block_with(PAGE, "offload and swap").strip() in checked.lines
+    assert block_with("docs/containers.md", "offload and swap").text.strip() in checked.lines

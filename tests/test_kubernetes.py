@@ -9,9 +9,9 @@ from typing import Any
 
 import kubernetes_validate
 import kubernetes_validate.utils
-import pages
 import pytest
 import yaml
+from doc_pages import ROOT, read_page
 from guard_process import Host
 
 from vllm_guard.claims.lock import AT_MOST_SECONDS
@@ -19,8 +19,8 @@ from vllm_guard.settings import TABLE
 from vllm_guard.settle import AUTO_SECONDS
 from vllm_guard.units import ExitCode
 
-FOLDER = pages.DOCS / "kubernetes"
-PAGE = "kubernetes.md"
+FOLDER = ROOT / "docs" / "kubernetes"
+PAGE = "docs/kubernetes.md"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def environment(container: Mapping[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(("name", "resource"), RESOURCES)
 def test_every_manifest_is_what_the_api_takes(name: str, resource: dict[str, Any]) -> None:
     """In every release that the page names."""
-    said = re.search(r"for (1\.\d+) to (1\.\d+) \(`pod\.yaml` from (1\.\d+)\)", (pages.DOCS / PAGE).read_text())
+    said = re.search(r"for (1\.\d+) to (1\.\d+) \(`pod\.yaml` from (1\.\d+)\)", read_page(PAGE))
     assert said is not None
     first = numbers(said[3] if name == "pod.yaml" else said[1])
     checked = [version for version in VERSIONS if first <= numbers(version) <= numbers(said[2])]
@@ -84,7 +84,7 @@ def test_the_startup_probe_outlasts_the_wait_and_the_loading(deployment: dict[st
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     probe, wait = container["startupProbe"], int(environment(container)["VLLM_GUARD_WAIT"])
     waiting, settling, loading, failures, period = map(int, said)
-    on_the_page = re.search(r"have (\d+) x (\d+) s for (\d+) s of waiting and (\d+) s of loading", (pages.DOCS / PAGE).read_text().replace("\n", " "))
+    on_the_page = re.search(r"have (\d+) x (\d+) s for (\d+) s of waiting and (\d+) s of loading", read_page(PAGE).replace("\n", " "))
 
     assert on_the_page is not None
     assert (failures, period, wait, loading) == tuple(map(int, on_the_page.groups()))

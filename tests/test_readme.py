@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from builders import facts, gpu, judge, launched, process
-from doc_pages import blocks
+from doc_pages import blocks, section
 
 from vllm_guard.help import help_text
 from vllm_guard.render.waiting import missing_text
 from vllm_guard.settings import TABLE
 from vllm_guard.units import ExitCode
-
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-
-
-def section(heading: str) -> str:
-    """What stands between a heading and the next."""
-    return README.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
 
 
 def table_of_settings() -> str:
@@ -30,14 +21,14 @@ def table_of_settings() -> str:
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
     """Name, default and meaning; what it should be is printed, to be pasted."""
-    table = section("## Settings").rstrip("\n").rpartition("\n\n")[2] + "\n"
+    table = section("README.md", "Settings").rstrip("\n").rpartition("\n\n")[2] + "\n"
 
     assert table_of_settings() == table, f"replace the table under Settings in README.md with this one:\n\n{table_of_settings()}"
 
 
 def test_every_exit_code_is_in_the_table() -> None:
     """The published codes, and no others."""
-    codes = re.findall(r"^\| ([\d, ]+) \|", section("## Exit codes"), re.MULTILINE)
+    codes = re.findall(r"^\| ([\d, ]+) \|", section("README.md", "Exit codes"), re.MULTILINE)
     shown = [int(number) for row in codes for number in row.split(",")]
 
     assert sorted(int(code) for code in ExitCode) == sorted(shown)

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pages
 import pytest
+from doc_pages import ROOT, block_with, commands, read_page
 from guard_process import CLAIM
 from model_files import stored, write_checkpoint
-from other_worlds import wait_for
-from podman_world import BASE, IMAGE, PINNED, VERSION, Podman, checkout, download, make_base, podman_world
+from other_worlds import copy_checkout, wait_for
+from podman_world import BASE, IMAGE, PINNED, VERSION, Podman, download, make_base, podman_world
 from standin_driver import SCENARIO_VARIABLE, Card, write_scenario
 from stub_vllm import Report, read_report
 
 pytestmark = pytest.mark.slow
 
-PAGE = "containers.md"
-COMMANDS = [words for words in pages.commands(PAGE) if words[0] == "docker"]
+PAGE = "docs/containers.md"
+COMMANDS = [words for words in commands(PAGE) if words[0] == "docker"]
 OFFLINE = [f"--build-arg=PIP_{setting}" for setting in ("NO_INDEX=1", "FIND_LINKS=/src/wheelhouse")]
 LIBRARY = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}/libnvidia-ml.so.1"  # where NVIDIA's runtime puts the driver's
 IDLE = Card()
@@ -88,7 +88,7 @@ class World:
 
 def base_of(words: Sequence[str]) -> str:
     """The base of a `docker build` command: the Dockerfile's, or what its build arguments say."""
-    dockerfile = (pages.DOCS.parent / "Dockerfile").read_text()
+    dockerfile = (ROOT / "Dockerfile").read_text()
     named = dict(re.findall(r"^ARG (BASE_\w+)=(\S+)$", dockerfile, re.MULTILINE))
     named |= dict(word.split("=", 1) for word in words if word.startswith("BASE_"))
     image, version = named["BASE_IMAGE"], named["BASE_VERSION"]
@@ -109,9 +109,10 @@ def _base() -> Iterator[Podman]:
 @pytest.fixture(scope="module", name="context")
 def _context(base: Podman) -> Path:
     """A fresh checkout with wheels for the base's Python, fetched by the page's command."""
-    context = checkout(base.folder / "context")
+    context = base.folder / "context"
+    copy_checkout(context)
     version = base.run("--entrypoint=python3", BASE, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").stdout.strip()
-    _, command, *options = next(words for words in pages.commands(PAGE) if words[0] == "pip")
+    _, command, *options = next(words for words in commands(PAGE) if words[0] == "pip")
     at = options.index("--python-version") + 1
     download(command, *options[:at], version, *options[at + 1 :], cwd=context)
     return context
@@ -153,7 +154,7 @@ def test_no_package_of_the_base_changes_and_nothing_of_the_build_stays(podman: P
     before, after = (set(podman.run("--entrypoint=python3", image, "-m", "pip", "list", "--format=freeze").stdout.splitlines()) for image in (BASE, IMAGE))
     left = podman.run("--entrypoint=find", IMAGE, "/src", "/tmp", "/root/.cache", "/wheelhouse", "-mindepth", "1").stdout  # noqa: S108 - the container's
     sizes = [inspect(podman, image)["Size"] for image in (IMAGE, BASE)]
-    said = re.search(r"It adds one layer: (\d+) MB", (pages.DOCS / PAGE).read_text())
+    said = re.search(r"It adds one layer: (\d+) MB", read_page(PAGE))
 
     assert PINNED in before
     assert before < after
@@ -202,17 +203,17 @@ def test_the_runs_of_the_page(world: World, words: list[str]) -> None:
 
 def test_the_refusal_of_the_page(world: World) -> None:
     """Command and output, word for word."""
-    command, *shown = pages.block_with(PAGE, "VLLM_GUARD_LOG_FORMAT=console").splitlines()
-    ended = world.docker_run(command.removeprefix("$ docker run ").split(), FULL)
+    (step,) = block_with(PAGE, "VLLM_GUARD_LOG_FORMAT=console").steps
+    ended = world.docker_run(step.command.removeprefix("docker run ").split(), FULL)
 
-    assert (75, shown) == (ended.returncode, ended.stderr.splitlines())
+    assert (step.status, step.shown) == (ended.returncode, tuple(ended.stderr.splitlines()))
     assert (ended.stderr, "") == (world.termination_log, world.reached)
-    assert pages.block_with("kubernetes.md", "refused") == world.termination_log
+    assert block_with("docs/kubernetes.md", "refused").text == world.termination_log
 
 
 def shown_forms() -> list[str]:
     """What may stand behind the image's name, from the first column of the page's table."""
-    cells = [line.split(" | ")[0] for line in (pages.DOCS / PAGE).read_text().splitlines() if line.startswith("| `")]
+    cells = [line.split(" | ")[0] for line in read_page(PAGE).splitlines() if line.startswith("| `")]
     return [form.replace("MODEL", "m").replace("…", "--port 1") for cell in cells for form in re.findall("`([^`]+)`", cell)]
 
 
@@ -313,7 +314,7 @@ def test_containers_that_share_the_folder_share_claims(world: World, serving: Ca
 @pytest.mark.parametrize("prepared", [True, False], ids=["a folder as the page wants it", "a folder as docker creates it"])
 def test_a_container_with_another_user_claims_where_it_may(world: World, prepared: bool) -> None:  # noqa: FBT001 - a column
     """In a sticky folder that is open to all; one of root's is one warning, and the launch goes on without a claim."""
-    mode = re.search(r"`install -d -m (\d+) /run/vllm-guard`", (pages.DOCS / PAGE).read_text())
+    mode = re.search(r"`install -d -m (\d+) /run/vllm-guard`", read_page(PAGE))
     assert mode is not None
     options = world.options(IDLE, VLLM_GUARD_LOG_FORMAT="console")
     (world.folder / "report").chmod(0o777)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from booted_units import ROOT, STATES, Machine, Unit, blocks, booted_machine, cards, inline, install_stand_ins, instance
+from booted_units import STATES, Machine, Unit, booted_machine, cards, inline, install_stand_ins, instance, texts
+from doc_pages import ROOT, blocks_of
 from model_files import stored, write_checkpoint
 from other_worlds import wait_for
 from real.server import free_port
@@ -48,7 +49,7 @@ def _machine(driver_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """One machine for all tests, installed as docs/systemd.md says."""
     with booted_machine() as machine:
         install_stand_ins(machine, driver_folder, tmp_path_factory.mktemp("vllm"))
-        assert machine.shell(blocks("Install")[0]) == ""
+        assert machine.shell(texts("Install")[0]) == ""
         yield machine
 
 
@@ -80,7 +81,7 @@ def assert_nothing_else(unit: Unit, about: Mapping[str, Any]) -> None:
 def test_an_instance_starts_answers_and_stops(machine: Machine, new: New) -> None:
     """As the user vllm, with the words of its file, and with a claim in the folder that tmpfiles made; a stop that was asked for is no failure."""
     unit = new("qwen", args=inline("ARGS=").removeprefix("ARGS=--port 8000 "))
-    machine.shell(blocks("Install")[1])
+    machine.shell(texts("Install")[1])
     about = unit.answer()
 
     words = ["serve", "Qwen/Qwen2.5-7B-Instruct", "--port", str(unit.port), "--max-model-len", "32k", "--compilation-config", '{"mode": 3}']
@@ -127,7 +128,7 @@ def test_another_user_is_two_lines_away(machine: Machine, new: New) -> None:
     """Those of the page; the caches become hers."""
     machine.run("useradd", "--create-home", "alice")
     unit = new("hers")
-    machine.write(f"/etc/systemd/system/{unit.name}.d/user.conf", blocks(USER, "ini")[0])
+    machine.write(f"/etc/systemd/system/{unit.name}.d/user.conf", texts(USER, "ini")[0])
     machine.run("systemctl", "daemon-reload")
     start(unit)
 
@@ -138,7 +139,7 @@ def test_another_user_is_two_lines_away(machine: Machine, new: New) -> None:
 def test_the_units_have_no_faults(machine: Machine, new: New) -> None:
     """systemd-analyze verify prints nothing, which it would also where it ends well."""
     new("verified")
-    machine.shell(blocks(IN_FRONT)[0])
+    machine.shell(texts(IN_FRONT)[0])
     machine.write("/etc/systemd/system/vllm.service", "[Service]\nExecStart=/opt/vllm/bin/vllm serve Qwen/Qwen2.5-7B-Instruct\n")
 
     assert "" == machine.run("systemd-analyze", "verify", "vllm-guard@verified.service", "vllm.service")
@@ -165,8 +166,8 @@ def test_a_card_that_is_full_is_tried_again_after_the_delay(machine: Machine, ne
     began = int(unit.show("ExecMainStartTimestampMonotonic"))
 
     assert ("1", True) == (unit.state["NRestarts"], 30e6 <= began - ended < 45e6)
-    command, _, printed = blocks("What each exit code does")[0].removeprefix("$ ").partition("\n")
-    assert printed == machine.shell(command)
+    (step,) = blocks_of("docs/systemd.md", "What each exit code does")[0].steps
+    assert step.shown == tuple(machine.shell(step.command).splitlines())
 
 
 def test_a_driver_that_is_not_loaded_is_tried_again(machine: Machine, new: New) -> None:
@@ -269,7 +270,7 @@ def test_a_wait_may_be_longer_than_any_start_timeout(machine: Machine, new: New)
 def test_the_emptied_lines_of_the_page_turn_explaining_off(machine: Machine, new: New) -> None:
     """And take the journal from the service."""
     unit = new("quiet", environ={"STUB_LOG": str(LOG)})
-    machine.write(f"/etc/systemd/system/{unit.name}.d/quiet.conf", blocks(USER, "ini")[1])
+    machine.write(f"/etc/systemd/system/{unit.name}.d/quiet.conf", texts(USER, "ini")[1])
     machine.run("systemctl", "daemon-reload")
     start(unit)
     wait_for(lambda: "auto-restart" == unit.state["SubState"], 20)
@@ -297,7 +298,7 @@ def _existing(machine: Machine) -> Iterator[Unit]:
     command = f"/opt/vllm/bin/vllm serve org/model --port {unit.port}"
     machine.write("/etc/systemd/system/vllm.service", f"[Service]\nExecStart={command}\nEnvironment={environment}\nRestart=on-failure\n")
     cards(machine, "vllm", Card())
-    machine.shell(blocks(IN_FRONT)[0])
+    machine.shell(texts(IN_FRONT)[0])
     machine.write("/etc/systemd/system/vllm.service.d/zz-short.conf", "[Service]\nRestartSec=1\n")
     yield unit
     machine.run("systemctl", "stop", unit.name)
@@ -309,7 +310,7 @@ DROP_IN: Final = "/etc/systemd/system/vllm.service.d/vllm-guard.conf"
 def assert_guarded(unit: Unit, drop_in: str) -> None:
     """With this text as the drop-in the guard is in front, the words are as before, and an engine that dies is no end."""
     unit.machine.write(DROP_IN, drop_in)
-    unit.machine.shell(blocks(IN_FRONT)[1])
+    unit.machine.shell(texts(IN_FRONT)[1])
     before = unit.answer()
     assert ["serve", "org/model", "--port", str(unit.port)] == before["words"]
     assert "vllm-guard: launch: " in unit.machine.shell(inline("journalctl --unit vllm --grep "))
@@ -331,4 +332,4 @@ def test_a_drop_in_puts_the_guard_in_front_without_the_command(existing: Unit) -
     existing.machine.write("/opt/modules/vllm/__init__.py", "")
     existing.machine.write("/opt/modules/vllm/entrypoints/cli/main.py", SCRIPT)
     shipped = existing.machine.run("cat", DROP_IN)
-    assert_guarded(existing, re.sub(r"^ExecStart=.*\n", "", shipped, flags=re.MULTILINE) + blocks(IN_FRONT, "ini")[0])
+    assert_guarded(existing, re.sub(r"^ExecStart=.*\n", "", shipped, flags=re.MULTILINE) + texts(IN_FRONT, "ini")[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from booted_units import Machine, Unit, blocks, booted_machine, instance
+from booted_units import Machine, Unit, booted_machine, instance, texts
 from other_worlds import wait_for
 from real.fake_memory import NODE_MEMINFO, write_meminfo
 from real.world import LAUNCH, REFUSED_BY_VLLM
@@ -27,7 +27,7 @@ def _machine(vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempP
     meminfo = tmp_path_factory.mktemp("node") / "meminfo"
     write_meminfo(meminfo, total_mib=8192, free_mib=6144)
     with booted_machine(vllm_python.parent.parent.resolve(), Path(where)) as machine:
-        machine.shell(blocks("Install")[0])
+        machine.shell(texts("Install")[0])
         machine.copy(tiny_model, _MODEL)
         machine.copy(meminfo.parent, "/opt/node")
         yield machine

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from doc_pages import ROOT, read_page, section
 
 from vllm_guard.claims.folder import places, why_untrusted
 from vllm_guard.settings import TABLE
 from vllm_guard.units import ExitCode
 
-ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = ROOT / "systemd"
 UNIT: Final = FOLDER / "vllm-guard@.service"
 DROP_IN: Final = FOLDER / "vllm.service.d" / "vllm-guard.conf"
 EXAMPLE: Final = FOLDER / "instance.env"
 TMPFILES: Final = FOLDER / "vllm-guard.conf"
-PAGE: Final = (ROOT / "docs" / "systemd.md").read_text(encoding="utf-8")
-README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE: Final = read_page("docs/systemd.md")
 SETTINGS: Final = {f"VLLM_GUARD_{row.name.upper()}" for row in TABLE}
 
 
@@ -37,10 +36,9 @@ def values(file: Path, name: str) -> list[str]:
     return [line.partition("=")[2] for line in lines(file) if line.partition("=")[0] == name]
 
 
-def rows(text: str, heading: str) -> list[list[str]]:
+def rows(page: str, heading: str) -> list[list[str]]:
     """The cells of the table of a section, without its head."""
-    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section(page, heading).splitlines() if line.startswith("| ")][1:]
 
 
 def codes(cell: str) -> set[int]:
@@ -48,7 +46,7 @@ def codes(cell: str) -> set[int]:
     return set(map(int, re.findall(r"\d+", cell)))
 
 
-NOT_RETRIED: Final = {code for row in rows(README, "Exit codes") if row[-1] == "not retry" for code in codes(row[0])}
+NOT_RETRIED: Final = {code for row in rows("README.md", "Exit codes") if row[-1] == "not retry" for code in codes(row[0])}
 
 
 @pytest.mark.parametrize("file", [UNIT, DROP_IN], ids=["unit", "drop-in"])
@@ -62,7 +60,7 @@ def test_the_codes_that_no_start_can_mend_are_those_of_the_readme(file: Path) ->
 
 def test_the_page_tells_of_each_code_what_the_unit_does() -> None:
     """And of each code with which `serve` can end."""
-    table = rows(PAGE, "What each exit code does")
+    table = rows("docs/systemd.md", "What each exit code does")
     (delay,) = values(UNIT, "RestartSec")
     down = {code for cells in table if cells[2] == "stays down" for code in codes(cells[0])}
     again = {code for cells in table if cells[2] == f"started again after {delay} s" for code in codes(cells[0])}
