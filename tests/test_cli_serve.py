@@ -155,6 +155,7 @@ BUGS = {
             "host.vllm_install.read_install",
             "model.files.read_model",
             "command.rewrite.rewrite",
+            "command.entrypoint.behind_entrypoint",
             "settings.load",
             "setting_layers.of_file",
             "render.text.verdict_line",

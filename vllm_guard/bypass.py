@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
@@ -57,17 +58,23 @@ def become_vllm(argv: Sequence[str], invoked: str, environ: Mapping[str, str]) -
         if request == "run":
             launch_command(around_guard(launched(words), argv, invoked, environ), environ)
         vllm = _vllm(argv, invoked, environ)
-        if request == "serve":
-            behind = behind_entrypoint(words[1:] if words[0] == "serve" else words)
-            release = parse_release(read_install(vllm).version) if names_model(behind) else None
-            words = ["serve", *model_first(behind, release)]
-        launch([*vllm, *words], environ)
+        launch([*vllm, *(_served(words, vllm) if request == "serve" else words)], environ)
     except LaunchError as error:
         from vllm_guard import speak  # noqa: PLC0415 - a launch needs no words
 
         speak.say(lines := speak.error_lines(error))
         speak.write_termination_log(termination_log(argv, environ), lines)
         return error.exit_code
+
+
+def _served(words: Sequence[str], vllm: Sequence[str]) -> list[str]:
+    """`serve` and what stands behind it in a form that this vLLM takes."""
+    asked = list(words[1:] if words[0] == "serve" else words)
+    with suppress(Exception):  # the last resort: what a bug of ours cannot read is vLLM's to answer
+        behind = behind_entrypoint(asked)
+        release = parse_release(read_install(vllm).version) if names_model(behind) else None
+        return ["serve", *model_first(behind, release)]
+    return ["serve", *asked]
 
 
 def launch_command(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
