@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from builders import cpu_facts, facts, gpu, judge, launched
+from builders import checkpoint, cpu_facts, facts, gpu, judge, launched
 from guard_process import BUSY, CLAIM, GUARD, MODEL, Ended, Host
 from holding_vllm import Stage, Started, staged
 from other_worlds import wait_for
@@ -245,9 +245,9 @@ class TestHostMemory:
 
         assert [0.1577, 0.375] == sorted(each.utilization for each in both if isinstance(each, Started))
 
-    def test_a_promise_counts_until_the_node_has_that_much_less(self, stage: Stage) -> None:
+    def test_a_promise_of_a_container_counts_until_the_node_has_that_much_less(self, stage: Stage) -> None:
         """Nine tenths of it end it."""
-        stage.start("--gpu-memory-utilization=0.25", wrapper=self.node)
+        stage.start("--gpu-memory-utilization=0.25", wrapper=["unshare", "-fp", "--kill-child", "--mount-proc", *self.node])
         before = self.claimed_mib(stage)
         write_meminfo(self.meminfo, total_mib=8192, free_mib=5144)
         partly = self.claimed_mib(stage)
@@ -598,6 +598,7 @@ HOST_PROMISES: Mapping[str, tuple[tuple[str, ...], Mapping[str, str], int]] = {
     "a value that was given": (("--gpu-memory-utilization=0.5",), {}, 4096 + 890),
     "for each rank": (("--gpu-memory-utilization=0.25", "-tp", "2"), {}, 2 * 2048 + 890),
     "never more than the node": (("--gpu-memory-utilization=0.5", "-tp", "2"), {}, 8192),
+    "a cache in blocks, and no model that is known": (("--num-gpu-blocks-override=10",), {}, 3072 + 890),
     "a cache in bytes, and no model that is known": (("--kv-cache-memory-bytes=64M",), {}, 64 + 890),
     "the variable that wins over the flag": (("--kv-cache-memory-bytes=64M",), {"VLLM_CPU_KVCACHE_SPACE": "2"}, 2048 + 890),
 }
@@ -609,6 +610,21 @@ def test_what_the_cpu_build_promises(argv: tuple[str, ...], environment: Mapping
     launch = launched(judge(cpu_facts(total_mib=8192, free_mib=6144, environment=environment), *argv))
 
     assert expected_mib == pytest.approx(promised_bytes(launch, launch.assessment.devices[0]) / MIB, abs=1)
+
+
+def test_a_fraction_that_sizes_nothing_is_not_promised() -> None:
+    """A model without a KV cache takes itself alone, and so it is with a cache that is given in blocks."""
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 512}
+    bert = checkpoint(130, architectures=["BertModel"], model_type="bert", vocab_size=30_522, **sizes)
+    llama = checkpoint(1000, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    on_card, on_node = facts(gpu(reserved_mib=479)), cpu_facts(total_mib=65_536, free_mib=60_000)
+    starts = [
+        launched(judge(on_card, "--gpu-memory-utilization=0.5", model=bert)),
+        launched(judge(on_node, "--gpu-memory-utilization=0.5", model=bert)),
+        launched(judge(on_card, "--num-gpu-blocks-override=1000", "--max-model-len=2048", model=llama)),
+    ]
+
+    assert all(promised_bytes(start, start.assessment.devices[0]) < 16 * GIB for start in starts)
 
 
 def test_a_cache_given_in_bytes_is_what_is_promised_beside_the_model() -> None:

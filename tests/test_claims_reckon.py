@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_guard.claims.reckon import Held, Here, claims_on, spots
 from vllm_guard.claims.record import Owner, Promise, Record
-from vllm_guard.facts import Claim, Gpu, GpuProcess
+from vllm_guard.facts import Claim, Gpu, GpuProcess, NumaNode
 from vllm_guard.host.lineage import Kin
 from vllm_guard.host.visible import all_devices
 from vllm_guard.units import MIB
@@ -127,15 +127,31 @@ def test_of_several_cards_that_could_be_meant_one_is_taken() -> None:
     assert [39_500, 0] == [each.outstanding_bytes // MIB for each in found_on(after, claim)]
 
 
-def test_a_claim_on_host_memory_counts_by_what_the_node_has_less() -> None:
-    """Host memory is not listed by node. Another node is another thing."""
+def on_nodes(claim: Held, *free_mib: int, used: Sequence[GpuProcess] = (), hidden: str | None = None) -> list[int]:
+    """What is still to come of a claim on nodes of 100,000 MiB with this much free, MiB by MiB, while these processes hold host memory."""
+    world = cpu_facts(total_mib=100_000, free_mib=0)
+    nodes = tuple(NumaNode(node, 100_000 * MIB, free * MIB) for node, free in enumerate(free_mib))
+    world = replace(world, host=replace(world.host, nodes=nodes, processes=tuple(used), processes_unreadable=hidden))
+    return [each.outstanding_bytes // MIB for each in claims_on(spots(world), [claim], HERE, read)]
 
-    def to_come(free_mib: int, node: str = "numa-node-0") -> list[int]:
-        world = cpu_facts(total_mib=100_000, free_mib=free_mib)
-        return [each.outstanding_bytes // MIB for each in claims_on(spots(world), [held(uuids=[node])], HERE, read)]
 
-    assert ([40_000], [15_000], [0]) == (to_come(80_000), to_come(55_000), to_come(44_000))
-    assert [] == to_come(80_000, "numa-node-1")
+ON_NODE, ON_BOTH = held(uuids=["numa-node-0"]), held(uuids=["numa-node-0", "numa-node-1"])
+NODES: Mapping[str, tuple[list[int], list[int]]] = {
+    "nothing taken yet, whoever else does": (on_nodes(ON_NODE, 50_000), [40_000]),
+    "half of it held by the tree": (on_nodes(ON_NODE, 60_000, used=[process(102, 20_000)]), [20_000]),
+    "loaded, and somebody else has given memory back since": (on_nodes(ON_NODE, 80_000, used=[process(101, 39_000)]), [0]),
+    "the processes of others are hidden": (on_nodes(ON_NODE, 60_000, hidden="hidepid"), [20_000]),
+    "in a container": (on_nodes(of(ON_NODE, pid_namespace=CONTAINER_PIDS), 44_000), [0]),
+    "another node": (on_nodes(held(uuids=["numa-node-1"]), 80_000), []),
+    "two nodes, each half loaded": (on_nodes(ON_BOTH, 60_000, 60_000, used=[process(101, 20_000), process(102, 20_000)]), [20_000, 20_000]),
+    "two nodes, loaded": (on_nodes(ON_BOTH, 40_000, 40_000, used=[process(101, 39_000), process(102, 39_000)]), [0, 0]),
+}
+
+
+@pytest.mark.parametrize(("found", "expected"), NODES.values(), ids=NODES)
+def test_what_is_to_come_of_a_claim_on_host_memory(found: list[int], expected: list[int]) -> None:
+    """By what its process tree holds, of all nodes as it was promised; what the nodes have less counts where that is not seen."""
+    assert expected == found
 
 
 def test_host_memory_under_a_limit_of_a_container_is_not_shared() -> None:

@@ -40,6 +40,10 @@ AS_THEY_ARE = (
     "python3 --port 1",
     "m -m vllm.entrypoints.openai.api_server",
     "vllm bench latency",
+    "serve --model --no-enforce-eager",
+    "serve --model --tokenizer vllm",
+    "serve --model --model=m",
+    "serve --model --",
     "",
 )
 

@@ -71,11 +71,22 @@ def test_each_node_counts_what_the_kernel_gives_back(tmp_path: Path) -> None:
         pytest.param(None, {"CPU_VISIBLE_MEMORY_NODES": ""}, (FIRST, SECOND), id="an empty variable is none"),
         pytest.param(None, {"CPU_VISIBLE_MEMORY_NODES": "1,7"}, (SECOND,), id="a node that is not there"),
         pytest.param(None, {"CPU_VISIBLE_MEMORY_NODES": "x"}, (), id="a variable that vLLM cannot read either"),
+        pytest.param(None, {"CPU_VISIBLE_MEMORY_NODES": "1,1"}, (SECOND,), id="a node that is named twice"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "2,3"}, (SECOND,), id="threads bound to one node"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "3|0-1"}, (SECOND, FIRST), id="threads bound rank by rank"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "3,1"}, (FIRST,), id="threads bound to both nodes: the first counts"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, (FIRST,), id="two ranks bound to one node"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "auto"}, (FIRST, SECOND), id="threads bound by vLLM"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, (FIRST, SECOND), id="threads not bound"),
+        pytest.param(None, {"VLLM_CPU_OMP_THREADS_BIND": "64-95"}, (FIRST, SECOND), id="threads bound to processors that are not there"),
+        pytest.param(
+            None, {"VLLM_CPU_OMP_THREADS_BIND": "0", "CPU_VISIBLE_MEMORY_NODES": "1"}, (SECOND,), id="threads bound beside the memory that may be used"
+        ),
         pytest.param(None, {"CPU_VISIBLE_MEMORY_NODES": "1", "VLLM_CPU_SIM_MULTI_NUMA": "1"}, (FIRST, SECOND), id="simulated nodes switch it off"),
     ],
 )
 def test_nodes_are_those_that_the_ranks_may_take(tmp_path: Path, status: str | None, environment: dict[str, str], expected: tuple[NumaNode, ...]) -> None:
-    """Allowed memory, then vLLM's variable, then a processor to run on."""
+    """Allowed memory, then vLLM's variables, then a processor to run on."""
     files = {} if status is None else {"proc/self/status": status}
     assert expected == read_host(environment, two_nodes(tmp_path, **files)).nodes
 

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_guard.facts import Host
 from vllm_guard.host import memory_holders
-from vllm_guard.host.memory_holders import with_memory_holders
+from vllm_guard.host.memory_holders import with_amounts, with_memory_holders
 from vllm_guard.host.processes import ProcessFacts
 from vllm_guard.host.reading import read_facts
 from vllm_guard.units import GIB, MIB
@@ -77,6 +77,15 @@ def test_amounts_are_unknown_on_several_nodes(tmp_path: Path) -> None:
     host = with_memory_holders(HOST, tree(tmp_path, (10, 300, "a"), (11, 4000, "b"), nodes=2))
 
     assert [(11, None), (10, None)] == [(each.pid, each.used_bytes) for each in host.processes]
+
+
+def test_amounts_of_all_nodes_together_are_known(tmp_path: Path) -> None:
+    """For claims: what a process holds now; one that has ended holds nothing."""
+    root = tree(tmp_path, (10, 4000, "x"), (11, 3000, "y"), nodes=2)
+    host = with_memory_holders(HOST, root)
+    shutil.rmtree(root / "proc/11")
+
+    assert [(10, 4000 * MIB), (11, 0)] == [(each.pid, each.used_bytes) for each in with_amounts(host, root).processes]
 
 
 def test_hidden_processes_are_said_to_be_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -46,6 +47,10 @@ def read_claims(folders: Folders, facts: Facts) -> tuple[Claim, ...]:
     held = [each for folder in folders.readable for each in _held(folder)]
     if not held:
         return ()
+    if facts.vllm_device == "cpu":
+        from vllm_guard.host.memory_holders import with_amounts  # noqa: PLC0415 - other builds never walk /proc
+
+        facts = replace(facts, host=with_amounts(facts.host))
     return claims_on(spots(facts), held, read_here(), cache(read_kin))
 
 

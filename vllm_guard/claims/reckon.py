@@ -18,12 +18,15 @@ _GENERATIONS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What can be promised: a card, or a NUMA node of the CPU build. `processes` None: who holds how much of it is not told."""
+    """What can be promised: a card, or a NUMA node of the CPU build. `processes` None: who holds how much of it is not told. `partial`: what a process
+    holds is told of all nodes together.
+    """
 
     uuid: str
     total_bytes: int
     free_bytes: int
     processes: tuple[GpuProcess, ...] | None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,12 @@ class _Part:
 
 
 def spots(facts: Facts) -> tuple[Spot, ...]:
-    """What guards promise on this host: the cards that could be read; for the CPU build the nodes, but for those of a container with a limit of its own.
-
-    Host memory is listed by process, not by process and node, and only the largest holders are.
-    """
+    """What guards promise on this host: the cards that could be read; for the CPU build the nodes, but for those of a container with a limit of its own."""
+    host = facts.host
     if facts.vllm_device == "cpu":
-        named = ((claim_key(facts.host, node), node) for node in nodes_with_memory(facts.host))
-        return tuple(Spot(key, node.total_bytes, node.available_bytes, None) for key, node in named if key is not None)
+        named = ((claim_key(host, node), node) for node in nodes_with_memory(host))
+        listed = host.processes if host.processes_unreadable is None else None
+        return tuple(Spot(key, node.total_bytes, node.available_bytes, listed, partial=True) for key, node in named if key is not None)
     return tuple(
         Spot(gpu.uuid, gpu.nvml_total_bytes, gpu.free_bytes, gpu.processes if gpu.processes_unreadable is None else None)
         for gpu in facts.gpus
@@ -83,10 +85,15 @@ def claims_on(places: Iterable[Spot], held: Sequence[Held], here: Here, read: Re
 
 
 def _seen(record: Record, by_uuid: Mapping[str, Spot], here: Here, read: ReadKin) -> Mapping[str, int]:
-    """What the process tree of a record holds of each spot, by UUID; without a spot where that cannot be told."""
+    """What the process tree of a record holds of each spot, by UUID; without a spot where that cannot be told. What is told of all nodes together is taken
+    to lie as it was promised.
+    """
     if not here.initial or next(_line(record.owner.pid, here.owner, read), None) != record.owner:
         return {}
-    return {uuid: used for uuid, spot in by_uuid.items() if (used := _used_bytes(spot, record.owner, here, read)) is not None}
+    promised = {promise.uuid: promise.promised_bytes for promise in record.promises}
+    whole = max(1, sum(promised.values()))
+    told = ((spot, _used_bytes(spot, record.owner, here, read)) for spot in by_uuid.values())
+    return {spot.uuid: used * promised.get(spot.uuid, 0) // whole if spot.partial else used for spot, used in told if used is not None}
 
 
 def _used_bytes(spot: Spot, owner: Owner, here: Here, read: ReadKin) -> int | None:

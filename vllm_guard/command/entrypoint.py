@@ -16,8 +16,11 @@ _INTERPRETERS: Final = ("python", "pypy")
 def behind_entrypoint(argv: Sequence[str]) -> list[str]:
     """The words without a command of their own in front: `serve MODEL`, `vllm serve ...`, `python3 -m vllm.entrypoints.openai.api_server ...`.
 
-    Only what vLLM answers with an error (in 0.32, under test) changes: a model that is called `serve` or `vllm` stays one.
+    Only what vLLM answers with an error (in 0.32, under test) changes: a model that is called `serve` or `vllm` stays one, and so does it where what stands
+    behind `--model` is an option, which vLLM moves to the front.
     """
+    if _model_is_option(argv):
+        return list(argv)
     if argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or names_model(argv)):
         return list(argv[1:])
     launcher = split_launcher(argv) if argv else None
@@ -42,6 +45,11 @@ def model_first(argv: Sequence[str], release: Release | None) -> list[str]:
     if argv[at] != _MODEL:
         return [argv[at].removeprefix(f"{_MODEL}="), *argv[:at], *argv[at + 1 :]]
     return [argv[at + 1], *argv[:at], *argv[at + 2 :]] if at + 1 < len(argv) else list(argv)
+
+
+def _model_is_option(argv: Sequence[str]) -> bool:
+    at = _place_of_model(argv)
+    return at is not None and argv[at] == _MODEL and "".join(argv[at + 1 : at + 2]).startswith("-")
 
 
 def _place_of_model(argv: Sequence[str]) -> int | None:

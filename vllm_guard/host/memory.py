@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -104,7 +104,9 @@ def _node_folders(root: Path) -> dict[int, Path]:
 
 
 def _worker_nodes(environment: Mapping[str, str], root: Path) -> list[int]:
-    """The nodes that this process may use and that have a CPU for it, because a worker counts the node of its first CPU (v1/worker/cpu_worker.py)."""
+    """The nodes that vLLM's ranks take, in their order: a worker counts the node of its first CPU (v1/worker/cpu_worker.py), if it may use that node's
+    memory, and VLLM_CPU_OMP_THREADS_BIND gives each rank its CPUs (utils/ompmultiprocessing.py, 0.32.0), else each takes a node that has CPUs for it.
+    """
     folders = _node_folders(root)
     status = _read(root / "proc/self/status")
     may_use = _member_of(_status_list(status, "Mems_allowed_list"))
@@ -114,8 +116,17 @@ def _worker_nodes(environment: Mapping[str, str], root: Path) -> list[int]:
     if wanted and "VLLM_CPU_SIM_MULTI_NUMA" not in environment:
         named = [int(word) for word in wanted.split(",") if re.fullmatch(r"\s*\d{1,4}\s*", word, re.ASCII)]
         allowed = [node for node in named if node in allowed]
-    with_cpu = [node for node in allowed if node in folders and _overlap(_parse_ranges(_read(folders[node] / "cpulist")), may_run)]
-    return with_cpu or allowed
+    cpus = {node: _parse_ranges(_read(folders[node] / "cpulist")) for node in folders}
+    with_cpu = [node for node in allowed if node in folders and _overlap(cpus[node], may_run)]
+    bound = [_node_of_first(_parse_ranges(each), cpus) for each in environment.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")]
+    taken = [node if node in allowed else allowed[0] for node in bound if node is not None] if allowed else []
+    return list(dict.fromkeys(taken or with_cpu or allowed))
+
+
+def _node_of_first(cpus: Sequence[tuple[int, int]], by_node: Mapping[int, Sequence[tuple[int, int]]]) -> int | None:
+    """The node of the lowest of these CPUs; None where there are none (`auto`, `nobind`) or no node has it."""
+    first = min((first for first, _ in cpus), default=-1)
+    return next((node for node, ranges in by_node.items() if _overlap(ranges, [(first, first)])), None)
 
 
 def _status_list(status: str, name: str) -> str:

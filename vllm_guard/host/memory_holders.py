@@ -48,6 +48,16 @@ def with_memory_holders(host: Host, root: Path = _ROOT) -> Host:
     )
 
 
+def with_amounts(host: Host, root: Path = _ROOT) -> Host:
+    """The host with what each of its holders has of all nodes together now: 0 for one that has ended, None for one that may not be looked at."""
+    return replace(host, processes=tuple(replace(process, used_bytes=_amount(process.pid, root)) for process in host.processes))
+
+
+def _amount(pid: int, root: Path) -> int | None:
+    found = _read_resident(pid, root)
+    return None if isinstance(found, PermissionError) else 0 if found is None else found.size_bytes
+
+
 def _pids(root: Path) -> list[int]:
     """Every process that can be seen."""
     try:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from vllm_guard.facts import GpuProcess
-from vllm_guard.model.unknown import Unknown
 from vllm_guard.plan.decision import Assessment, DevicePlan
+from vllm_guard.plan.promise import fixed_pool_bytes
 from vllm_guard.render.bars import bar, legend
 from vllm_guard.render.ledger import is_split, ledger, sum_line
 from vllm_guard.units import floor_mib
@@ -21,7 +21,7 @@ def device_lines(assessment: Assessment, *, refused: bool = False) -> Iterator[s
     """
     setting = assessment.settings.get("gpu_memory_utilization")
     fraction = setting.value if setting and isinstance(setting.value, float) and not refused else None
-    ledgers = [ledger(plan, fraction, assessment.demand, _given_pool_bytes(assessment)) for plan in assessment.devices]
+    ledgers = [ledger(plan, fraction, assessment.demand, fixed_pool_bytes(assessment)) for plan in assessment.devices]
     for plan, parts in zip(assessment.devices, ledgers, strict=True):
         yield f"  {equation(plan)}{'  decides' if plan.limiting and len(ledgers) > 1 else ''}"
         yield f"    {bar(parts)}"
@@ -30,18 +30,6 @@ def device_lines(assessment: Assessment, *, refused: bool = False) -> Iterator[s
         yield from _holders(plan)
     if ledgers:
         yield f"    {legend(ledgers)}"
-
-
-def _given_pool_bytes(assessment: Assessment) -> int | None:
-    """The KV cache of each rank where its size is given, in bytes or in blocks."""
-    settings = (assessment.settings.get(dest) for dest in ("kv_cache_memory_bytes", "num_gpu_blocks_override"))
-    pool, blocks = (None if setting is None else setting.value for setting in settings)
-    if isinstance(pool, int) and pool > 0:
-        return pool
-    kv = None if assessment.demand is None else assessment.demand.kv
-    if not isinstance(blocks, int) or blocks <= 0 or kv is None or isinstance(kv, Unknown):
-        return None
-    return blocks * kv.bytes_per_block
 
 
 def _holders(plan: DevicePlan) -> Iterator[str]:
