@@ -8,13 +8,14 @@ ARG BASE_VERSION=v0.33.0
 
 # A stage for the wheel: sources and what builds them stay out of the image.
 FROM ${BASE_IMAGE}:${BASE_VERSION} AS wheel
-# pip's own variables, for a build without a network: PIP_NO_INDEX=1 and PIP_FIND_LINKS=/src/wheelhouse, a folder of wheels in the build context.
-ARG PIP_NO_INDEX PIP_FIND_LINKS
+# pip's own variables: PIP_INDEX_URL for a mirror; for a build without a network PIP_NO_INDEX=1 and PIP_FIND_LINKS=/src/wheelhouse, a folder of wheels in
+# the build context.
+ARG PIP_INDEX_URL PIP_NO_INDEX PIP_FIND_LINKS
 COPY . /src
 RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /src/dist /src
 
 FROM ${BASE_IMAGE}:${BASE_VERSION}
-ARG BASE_IMAGE BASE_VERSION PIP_NO_INDEX PIP_FIND_LINKS
+ARG BASE_IMAGE BASE_VERSION PIP_INDEX_URL PIP_NO_INDEX PIP_FIND_LINKS
 # Beside vLLM, by its own Python. Every package that is there is a constraint: what vLLM was built with stays, or the build fails.
 # The link is for who overrides the entrypoint with `vllm serve ...`, also in a shell: it stands before vLLM's own on PATH.
 RUN --mount=type=bind,from=wheel,source=/src,target=/src \

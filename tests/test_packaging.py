@@ -74,14 +74,10 @@ def test_the_wheel_holds_the_package_and_its_licence(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_source_package_holds_what_the_wheel_is_built_from_and_the_pages(dist: Path) -> None:
+def test_the_source_package_holds_what_the_wheel_is_built_from_the_pages_and_the_units(dist: Path) -> None:
     """No test, and nothing of the checkout that is not of the project."""
-    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.is_file()} | {
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-    }
+    pages = {str(path.relative_to(ROOT)) for folder in ("docs", "systemd") for path in (ROOT / folder).rglob("*") if path.is_file()}
+    pages |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Dockerfile", ".dockerignore"}
     about = {"PKG-INFO", "LICENSE", "MANIFEST.in", "pyproject.toml", "setup.cfg"}
     parts = ("PKG-INFO", "SOURCES.txt", "dependency_links.txt", "entry_points.txt", "requires.txt", "top_level.txt")
     egg = {f"vllm_guard.egg-info/{name}" for name in parts}

@@ -73,7 +73,7 @@ class Settings(BaseSettings):
         "auto", "folder of the claims; auto: /run/vllm-guard, else /run/lock/vllm-guard, else under XDG_RUNTIME_DIR"
     )
     remote_metadata: Annotated[bool, PlainValidator(values.read_boolean)] = _setting(
-        "off", "ask the model hub for config and headers when the model is not on disk, 2 s at most (check and estimate take it as on)"
+        "off", "ask the model hub for config and headers when the model is not on disk, 2 s at most (check, estimate and dry_run take it as on)"
     )
     snapshot: Annotated[str | None, PlainValidator(values.read_path_or_none)] = _setting(
         "none", "decide from this file and not from the host; only with check, estimate, demo and dry_run"
