@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from other_worlds import wait_for
 from real.fake_memory import write_meminfo
 from real.server import Server
 from real.world import World, assert_serves
@@ -48,12 +49,8 @@ def test_of_two_at_the_same_moment_one_serves_and_the_other_starts_after_it(worl
 
 def first_of(*servers: Server) -> Server:
     """Who became vLLM first."""
-    ready = [server for server in servers if STARTS in server.text()]
-    while not ready:
-        assert all(server.process.poll() is None for server in servers), [server.text() for server in servers]
-        ready = [server for server in servers if STARTS in server.text()]
-    assert len(ready) == 1
-    return ready[0]
+    (first,) = wait_for(lambda: [server for server in servers if STARTS in server.text()], 60)
+    return first
 
 
 @contextmanager
