@@ -4,7 +4,7 @@
 # make bench      what the guard costs up to exec, beside the libraries that it imports, gpustat and nvitop: four minutes
 # make bench-headers  what reading the headers of 163 shards costs, beside parsing their JSON: ten seconds
 # make bench-explain  how fast explain reads a log of 1 GiB, beside grep -c: half a minute
-# make test-slow  the promise with the real vLLM on this machine's memory: 2.5 GB of disk, CPython 3.11, root or user namespaces
+# make test-slow  the promise with the real vLLM on this machine's memory, units, containers: 3 GB of disk, CPython 3.11, root, half an hour
 # Each sets itself up. PYTHON=python3.12 chooses another interpreter, VENV=folder another place.
 
 PYTHON ?= python3
