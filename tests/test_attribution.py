@@ -61,7 +61,7 @@ def test_a_title_reaches_no_terminal(host: Host, title: str) -> None:
 def test_behind_a_pid_namespace_nobody_is_accused(host: Host) -> None:
     """A container without the host's pids sees used memory and no holders, or pids that mean nothing there: it says so, and what to do."""
     wrapper = (*PID_NAMESPACE, "--")
-    if subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode != 0:
+    if os.geteuid() != 0 and subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("only root may make a PID namespace here (a chroot, a container)")
     host.cards(Card(free_mib=300, processes=(Listed(NEIGHBOUR, 80_000),)))
     ended = host.check("--guard-json", environ=CONSOLE, wrapper=wrapper)

@@ -275,7 +275,6 @@ def test_a_waiting_container_stops_at_once(world: World) -> None:
     stopped = world.podman("stop", "--time", "20", container)
     seconds = time.monotonic() - began
     code = world.podman("inspect", "--format", "{{.State.ExitCode}}", container).stdout.strip()
-    print(f"stopped in {seconds:.2f} s")  # noqa: T201 - a figure for the record
 
     assert (0, "143") == (stopped.returncode, code), stopped.stderr
     assert seconds < 2

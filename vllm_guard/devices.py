@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from vllm_guard.facts import GpuProcess, Warn
+from vllm_guard.facts import Claim, GpuProcess, Warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ def competitors(device: Device) -> tuple[GpuProcess, ...]:
     """Who else computes on a device, the largest first: graphics do not count, nor processes that have ended."""
     computing = [process for process in device.processes if process.kind != "graphics" and not process.exiting]
     return tuple(sorted(computing, key=lambda process: process.used_bytes or 0, reverse=True))
+
+
+def claimed_bytes(claims: Iterable[Claim], claim_key: str | None, free_bytes: int) -> int:
+    """What is still to come of the promises under this name, at most what is free."""
+    return min(free_bytes, sum(claim.outstanding_bytes for claim in claims if claim.uuid == claim_key))
 
 
 @dataclass(frozen=True, slots=True)

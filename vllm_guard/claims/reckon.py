@@ -71,12 +71,12 @@ def spots(facts: Facts) -> tuple[Spot, ...]:
     )
 
 
-def claims_on(places: Iterable[Spot], held: Sequence[Held], here: Here, read: ReadKin) -> tuple[Claim, ...]:
+def claims_on(promisable: Iterable[Spot], held: Sequence[Held], here: Here, read: ReadKin) -> tuple[Claim, ...]:
     """The claims of others on these spots. Our own do not count, nor those of our parents: a restart by exec, a launcher that starts a guarded vLLM.
 
     A claim has ended when 90 % of it is used, or after 10 minutes.
     """
-    by_uuid = {spot.uuid: spot for spot in places}
+    by_uuid = {spot.uuid: spot for spot in promisable}
     ours = set(_line(here.owner.pid, here.owner, read)) | {here.owner}
     valid = [each for each in held if each.record.owner.boot_id == here.owner.boot_id and each.record.taken_seconds <= here.seconds]
     others = sorted((each for each in valid if each.record.owner not in ours), key=lambda each: each.record.taken_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from vllm_guard.devices import Chosen, Device, Elsewhere
+from vllm_guard.devices import Chosen, Device, Elsewhere, claimed_bytes
 from vllm_guard.facts import Claim, Host, NumaNode, Warn
 from vllm_guard.release import Release
 
@@ -56,7 +56,7 @@ def _device(host: Host, ordinal: int, node: NumaNode, ranks: int, claims: Sequen
         tier_total_bytes=node.total_bytes,
         ranks=ranks,
         processes=host.processes,
-        claimed_bytes=min(free_bytes, sum(claim.outstanding_bytes for claim in claims if claim.uuid == key)),
+        claimed_bytes=claimed_bytes(claims, key, free_bytes),
         processes_unreadable=host.processes_unreadable,
         claim_key=key,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from vllm_guard.devices import Chosen, Device, Elsewhere, Selection, Unusable
+from vllm_guard.devices import Chosen, Device, Elsewhere, Selection, Unusable, claimed_bytes
 from vllm_guard.facts import Facts, Gpu, UnreadableGpu, Warn
 from vllm_guard.host.caps import capped, parse_limits
 from vllm_guard.host.cpu_nodes import choose_nodes
@@ -134,7 +134,7 @@ def _device(facts: Facts, ordinal: int, gpu: Gpu, tier: tuple[int, str]) -> Devi
         tier_total_bytes=tier[0],
         compute_capability=gpu.compute_capability,
         processes=gpu.processes,
-        claimed_bytes=min(gpu.free_bytes, sum(claim.outstanding_bytes for claim in facts.claims if claim.uuid == gpu.uuid)),
+        claimed_bytes=claimed_bytes(facts.claims, gpu.uuid, gpu.free_bytes),
         unified=gpu.unified,
         tier_name=tier[1],
         processes_unreadable=gpu.processes_unreadable,
